@@ -48,7 +48,7 @@ MAY_USE: dict[str, set[str]] = {
     "precision": {"checkpoint", "convert", "forms", "gates", "models", "plan"},
     "witness": {"gates", "kit_runner", "models", "plan", "runtime"},
     "templates": {"checkpoint"},
-    "serve": {"checkpoint", "drafted_decoding", "runtime", "templates"},
+    "serve": {"checkpoint", "drafted_decoding", "media", "runtime", "templates"},
     "bench": {"checkpoint", "config", "drafted_decoding", "kit_runner", "models", "plan", "runtime", "serve"},
     "records": {"checkpoint", "evidence", "forms", "gates", "plan", "runtime"},
     "report": {"evidence", "forms", "gates"},
@@ -64,7 +64,7 @@ MAY_USE: dict[str, set[str]] = {
     "shardmill_lab": {"checkpoint", "gates", "kit_runner", "models"},
     "commands": {
         "bench", "checkpoint", "config", "drafted_decoding", "device", "evidence", "forms", "gates",
-        "models", "pipeline", "plan", "precision", "records", "release", "runtime", "serve", "shardmill_lab",
+        "media", "models", "pipeline", "plan", "precision", "records", "release", "runtime", "serve", "shardmill_lab",
         "templates", "witness",
     },
     "cli": {"commands"},

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, TextIO
@@ -32,12 +32,15 @@ from shardmill.commands.arguments import (
     read_prompt_file,
 )
 from shardmill.commands.check import NoCheck, check_once
-from shardmill.errors import ShardmillError
+from shardmill.errors import MediaError, ShardmillError
+from shardmill.files import read_bytes
 from shardmill.runtime.manifest import UNGATED
 
 if TYPE_CHECKING:
     from drafted_decoding import GenerationResult, PrefillEvent, TokenEvent
+    from tokenizers import Tokenizer
 
+    from shardmill.media.prompt import SeenPicture
     from shardmill.runtime.label import Labelled, Reader
 
 
@@ -67,6 +70,45 @@ def _read_stdin() -> str:
         return checked_text(sys.stdin.read(), "standard input")
     except UnicodeDecodeError as error:
         raise ShardmillError("standard input is not UTF-8 text") from error
+
+
+def _with_images(
+    build: Path, manifest: Mapping[str, Any], tokenizer: Tokenizer, text: str, files: Sequence[Path], policy: str
+) -> tuple[str, Sequence[int], list[SeenPicture]]:
+    """Return a prompt with images, its tokens, and the images as the model sees them.
+
+    The images and the text are one message of a user in the build's chat template. Without a template, the images
+    stand before the text.
+
+    Raises:
+        ShardmillError: the build takes no images, or an image can't be used.
+    """
+    from shardmill.serve.pictures import picture_reader
+    from shardmill.templates.render import load_template
+
+    reader = picture_reader(manifest, tokenizer)
+    if reader is None:
+        raise ShardmillError(f"{build}: takes no images: leave out --image, or build with `images` in the config")
+    if policy == "slide":
+        raise ShardmillError("--image: a context that slides can't hold images; leave out --context-policy slide")
+    if len(files) > reader.most:
+        raise ShardmillError(f"--image: there are {len(files)}, at most {reader.most} are allowed: give fewer")
+    pictures = []
+    for file in files:
+        try:
+            pictures += reader.see([read_bytes(file)])
+        except OSError as error:
+            raise ShardmillError(f"{file}: can't be read: {error.strerror}") from error
+        except MediaError as error:
+            raise ShardmillError(f"{file}: {error}") from error
+    prompt, template = reader.prompt(pictures), load_template((build / manifest["tokenizer"]["path"]).parent)
+    hidden = prompt.hide(text)
+    if template is None:
+        written = reader.rules.text.mark * len(pictures) + hidden
+    else:
+        parts = [*({"type": "image"} for _ in pictures), {"type": "text", "text": hidden}]
+        written = template([{"role": "user", "content": parts}])
+    return text, prompt.tokens(written), pictures
 
 
 _ENDINGS = {
@@ -144,6 +186,10 @@ def generate(
     build: Build,
     prompt: Annotated[str | None, typer.Option(help="Text to continue.")] = None,
     prompt_file: Annotated[str | None, typer.Option(help="File with the text to continue; - is stdin.")] = None,
+    images: Annotated[
+        list[Path] | None,
+        typer.Option("--image", help="PNG, JPEG, WebP or GIF file to answer about; may be given several times."),
+    ] = None,
     max_new_tokens: Annotated[
         int, typer.Option("--max-new-tokens", "--max-tokens", min=1, help="Most tokens to generate.")
     ] = 128,
@@ -166,6 +212,7 @@ def generate(
     from drafted_decoding.drafters import TRAINED
 
     from shardmill.runtime import process
+    from shardmill.serve.pictures import picture_facts
 
     check_drafter(drafter, draft_build)
     check_policy(policy)
@@ -175,10 +222,16 @@ def generate(
     build = opened(build, ungated, context)
     manifest = read_checked(build, drafter, draft_build, context_policy, adapter)
     tokenizer = read_tokenizer(build / manifest["tokenizer"]["path"])
-    tokens = encode_beginning(tokenizer, text)
-    check_prompt(tokens, vocab=manifest["vocab"], room=None if context_policy == "slide" else manifest["context"])
+    if images:
+        text, tokens, pictures = _with_images(build, manifest, tokenizer, text, images, context_policy)
+    else:
+        tokens, pictures = encode_beginning(tokenizer, text), []
+    room = None if context_policy == "slide" else manifest["context"]
+    check_prompt(tokens, vocab=manifest["vocab"], room=room, beyond=bool(images))
     engine = process.load_engine(build, precision)
     check_once(build, engine, precision, no_check)
+    for row in {row.numbers: row for picture in pictures for row in picture.shown}.values():
+        engine.show(row.numbers, row.view.columns, row.view.grid)
     head = engine.load_drafter() if drafter in TRAINED else None
     session = Session(engine, context_policy=context_policy)
     session.use_adapter(adapter)
@@ -196,6 +249,7 @@ def generate(
     result = consume(events, None if as_json else sys.stdout)
     if as_json:
         more = {"drafter": drafter, "engine": machine.engine_name(precision), "lossy": accept_top_p is not None}
+        more |= {"images": [picture_facts(picture) for picture in pictures]} if pictures else {}
         typer.echo(json.dumps({**_result_json(result), **more, **marked(manifest)}))
     else:
         typer.echo()

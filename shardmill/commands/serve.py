@@ -31,7 +31,7 @@ from shardmill.commands.arguments import (
 from shardmill.commands.check import NoCheck, check_once
 from shardmill.errors import ShardmillError
 from shardmill.files import read_text
-from shardmill.runtime.manifest import ENCODER, RUNTIME, holds_encoder, open_gates, read_manifest
+from shardmill.runtime.manifest import ENCODER, RUNTIME, holds_encoder, open_gates, read_manifest, takes_images
 from shardmill.serve.listening import UNIX, host_of, is_loopback, listening
 
 if TYPE_CHECKING:
@@ -96,7 +96,10 @@ SystemPrompt = Annotated[
 Queue = Annotated[int, typer.Option(min=0, help="Requests that may wait; more are answered 429.")]
 LongestPrompt = Annotated[int | None, typer.Option(min=1, help=f"Longest prompt; {LIMIT}.")]
 LongestAnswer = Annotated[int | None, typer.Option(min=1, help=f"Longest answer; {LIMIT}.")]
-LongestBody = Annotated[int, typer.Option(min=1, help="Longest request body.")]
+PLAIN_BODY, PICTURED_BODY = 1 << 20, 16 << 20  # bytes
+LongestBody = Annotated[
+    int | None, typer.Option(min=1, help="Longest request body; by default 1 MiB, and 16 MiB where images are taken.")
+]
 Grace = Annotated[
     float,
     typer.Option(min=0, max=LONGEST_GRACE, help="Seconds that the running request has left at shutdown."),
@@ -134,7 +137,7 @@ def serve(
     queue: Queue = 64,
     max_prompt_tokens: LongestPrompt = None,
     max_tokens: LongestAnswer = None,
-    max_body_bytes: LongestBody = 1 << 20,
+    max_body_bytes: LongestBody = None,
     grace_seconds: Grace = 10.0,
     precision: Precision = "fp32",
     log_level: LogLevel = "warning",
@@ -183,7 +186,7 @@ def serve(
             queue=queue,
             prompt_tokens=max_prompt_tokens,
             max_tokens=max_tokens,
-            body_bytes=max_body_bytes,
+            body_bytes=max_body_bytes or (PICTURED_BODY if takes_images(build) else PLAIN_BODY),
             grace_seconds=grace_seconds,
         ),
     )

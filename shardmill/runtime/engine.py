@@ -160,7 +160,7 @@ class Engine:
     @property
     def beyond(self) -> bool:
         """Return whether a text may have rows of pictures, which `hold` was given."""
-        return "tower" in self.manifest
+        return TOWER in self.manifest
 
     @property
     def programs(self) -> list[Program]:
@@ -223,12 +223,28 @@ class Engine:
             self._adapter = sha256
         return self._adapter
 
+    def show(self, numbers: Sequence[int], columns: Floats, grid: Grid) -> None:
+        """Let the tower compute the rows of a picture, and hold them.
+
+        Args:
+            numbers: of the rows, see media/numbers.py.
+            columns: the picture's patches, see `Tower.rows`.
+            grid: rows and columns of patches.
+
+        Raises:
+            ShardmillError: if the build has no tower, or no program of it takes the picture.
+        """
+        if self.tower is None:
+            raise ShardmillError("the build takes no images: it has no tower")
+        merge = self.tower.rules["merge"]
+        self.hold(numbers, self.tower.rows(columns, grid), (grid[0] // merge, grid[1] // merge))
+
     def hold(self, numbers: Sequence[int], rows: Floats, grid: Grid) -> None:
-        """Take the rows of a picture, see `HeldRows.hold`."""
+        """Hold the rows of a picture, see `HeldRows.hold`."""
         self.shown.hold(numbers, rows, grid)
 
     def release(self, numbers: Sequence[int]) -> None:
-        """Give up rows that were taken, once."""
+        """Give up rows."""
         self.shown.release(numbers)
 
     def forget(self, slots: Sequence[int]) -> None:

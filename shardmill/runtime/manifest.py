@@ -131,6 +131,11 @@ def holds_encoder(build: Path) -> bool:
     return MARK in json_object(build / "model.json")
 
 
+def takes_images(build: Path) -> bool:
+    """Return whether a build has a tower for images; False if it can't be read, which its reader will report."""
+    return TOWER in json_object(build / "model.json")
+
+
 def open_gates(build: Path) -> tuple[str, ...]:
     """Return what the gates say that have not passed, of a build taken with `--ungated`; empty of any other."""
     return tuple(json_object(build / "model.json").get(UNGATED, ()))

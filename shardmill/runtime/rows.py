@@ -2,7 +2,7 @@
 
 A row is a token beyond the vocabulary. Its number says what it is (media/numbers.py), so the same number is always the
 same row, and whoever compares texts by their tokens compares the pictures in them. The engine is given rows before a
-text that has them runs, and holds them as often as they were given, until they are released as often.
+text that has them runs.
 
 Some models turn a row by three positions: of time, height and width. A picture of h x w rows that begins at position p
 has (p, p + r, p + c), and the text after it goes on at p + max(h, w), though the rows take h w slots. What later
@@ -24,13 +24,12 @@ from shardmill.runtime.kv import Floats
 Grid = tuple[int, int]  # rows and columns
 
 
-@dataclass(eq=False)
+@dataclass(frozen=True, eq=False)
 class Picture:
-    """The rows [h * w, d] of a picture, or of a tile of one, and how often they were given."""
+    """The rows [h * w, d] of a picture, or of a tile of one."""
 
     rows: Floats
     grid: Grid
-    times: int = 1
 
 
 class HeldRows:
@@ -61,18 +60,9 @@ class HeldRows:
         picture = Picture(np.array(rows), grid)
         self._pictures |= {number: (picture, index) for index, number in enumerate(numbers)}
 
-    def again(self, numbers: Sequence[int]) -> bool:
-        """Hold rows that are held once more, and return whether they are."""
-        if numbers[0] not in self._pictures:
-            return False
-        self._pictures[numbers[0]][0].times += 1
-        return True
-
     def release(self, numbers: Sequence[int]) -> None:
-        """Give up rows that were given, or held again, once."""
-        picture, _ = self._pictures[numbers[0]]
-        picture.times -= 1
-        for number in numbers if not picture.times else ():
+        """Give up rows; texts that have them can't run any more, and what is kept of such texts stays."""
+        for number in numbers:
             del self._pictures[number]
 
     def look_up(self, tokens: Sequence[int], table: Any) -> Floats:

@@ -16,9 +16,11 @@ from typing import ClassVar
 
 from drafted_decoding import FinishReason, GenerationResult, PrefillEvent, PromptLogprob, TokenEvent
 
+from shardmill.media.prompt import SeenPicture
 from shardmill.serve.jobs import Item, Work
 from shardmill.serve.logprobs import LEAST, Json, LogprobLog, TokenLogprob, chat_logprobs, text_logprobs
 from shardmill.serve.model import Model
+from shardmill.serve.pictures import picture_facts
 from shardmill.serve.protocol import ApiError
 from shardmill.serve.requests import ChatRequest, CompletionRequest, StreamOptions
 from shardmill.serve.thoughts import ThoughtReader, answer_deltas
@@ -222,6 +224,7 @@ class Answer:
         echoes = [echoed[i // (request.n or 1)] if echoed else None for i in range(request.choices)]
         self._choices = [Choice(request, model, thinks=works[0].thinks, echo=echo) for echo in echoes]
         self._prompt_tokens = sum(len(work.prompt) for work in works[:: request.n or 1])
+        self._pictures = [picture for work in works[:: request.n or 1] for picture in work.pictures]
         self._told = 0  # tokens of the answer so far
         self._results: list[GenerationResult] = []
         self._head = {
@@ -275,7 +278,8 @@ class Answer:
             yield self._chunk([]) | {"usage": self._usage()}
 
     def _usage(self) -> Json:
-        return usage(self._results, sum(choice.reasoning for choice in self._choices), self._request.n or 1)
+        reasoning = sum(choice.reasoning for choice in self._choices)
+        return usage(self._results, reasoning, self._request.n or 1, self._pictures)
 
     def _ended(self, items: list[Item]) -> GenerationResult:
         done = items[-1]
@@ -302,21 +306,28 @@ class Answer:
         return {"shardmill": content} if content else {}
 
 
-def usage(results: Sequence[GenerationResult], reasoning: int, n: int = 1) -> Json:
+def usage(
+    results: Sequence[GenerationResult], reasoning: int, n: int = 1, pictures: Sequence[SeenPicture] = ()
+) -> Json:
     """Return OpenAI's `usage` of all choices; each prompt counts once, and an end-of-text token as generated.
 
     Args:
         results: the results of the choices.
         reasoning: how many of the generated tokens are of thoughts.
         n: how many choices each prompt has.
+        pictures: the pictures of the prompts. A model sees most of them smaller than they were sent, so it says how.
     """
     first, generated = results[::n], sum(len(done.tokens) for done in results)
     prompt = sum(done.prompt_tokens for done in first)
+    details: Json = {"cached_tokens": sum(done.reused_tokens for done in first)}
+    if pictures:
+        facts = [picture_facts(picture) for picture in pictures]
+        details |= {"image_tokens": sum(fact["tokens"] for fact in facts), "images": facts}
     return {
         "prompt_tokens": prompt,
         "completion_tokens": generated,
         "total_tokens": prompt + generated,
-        "prompt_tokens_details": {"cached_tokens": sum(done.reused_tokens for done in first)},
+        "prompt_tokens_details": details,
         "completion_tokens_details": {"reasoning_tokens": reasoning},
     }
 

@@ -234,7 +234,7 @@ def create_app(model: Model, worker: Worker, metrics: Metrics, settings: Setting
     @app.post("/v1/responses", response_model=None)
     async def responses(body: ResponsesRequest, request: Request) -> Response:
         """Answer a conversation in the form of OpenAI's Responses API, without stored answers."""
-        chat = body.as_chat()
+        chat = body.as_chat(images=model.pictures is not None)
         make = partial(ResponsesAnswer, body, chat, model)
         response = await answer(chat, request, chats, make, _asker(body, request))
         response.headers.update(body.headers)

@@ -14,6 +14,7 @@ from collections import defaultdict
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import cast
 
 from drafted_decoding import (
     ContextPolicy,
@@ -39,11 +40,13 @@ from drafted_decoding.drafters import DRAFT_MODEL, TRAINED
 from drafted_decoding.drafters.follow import Numbering
 
 from shardmill.errors import AdapterError
+from shardmill.media.prompt import Row
 from shardmill.printable import one_line
 from shardmill.serve.jobs import DecideWork, FairQueue, Job, Work
 from shardmill.serve.metrics import Metrics
 from shardmill.serve.model import Model
 from shardmill.serve.opening import keep_opening
+from shardmill.serve.pictures import Gallery, Shower
 from shardmill.serve.protocol import ApiError, broken, invalid, shutting_down, too_busy
 
 log = logging.getLogger(__name__)
@@ -70,6 +73,7 @@ class _Answer:
         tokens: how many have been sent.
         seconds: the time of its slices so far.
         stays: whether it was counted as one that can't be set aside.
+        rows: the rows of pictures that its prompt has.
     """
 
     events: Events
@@ -79,6 +83,7 @@ class _Answer:
     tokens: int = 0
     seconds: float = 0.0
     stays: bool = False
+    rows: tuple[Row, ...] = ()
 
 
 class Worker:
@@ -139,6 +144,7 @@ class Worker:
         self._policy, self._draft_table = policy, draft_table
         self._numbering = Numbering(model.engine.vocab, model.tokenizer_digest)
         self._learned = LearnedDrafter()
+        self._gallery = Gallery(cast(Shower, model.engine))
         if draft_table is not None and draft_table.exists():
             self._learned.load(draft_table, self._numbering)
         self.stop: Callable[[], None] = lambda: None
@@ -292,6 +298,7 @@ class Worker:
         """Free the copies and the drafter of an answer that is over."""
         try:
             answer.events.close()
+            self._gallery.give_back(answer.rows)
             for session, text in answer.copies.items():
                 session.drop(text)
             self._count_copies()
@@ -345,18 +352,24 @@ class Worker:
         if isinstance(work, DecideWork):
             events: Events = score_labels(self._session, work.prompt, work.labels, logprobs=work.logprobs)
             return _Answer(events, (self._session,))
+        rows = tuple(row for picture in work.pictures for row in picture.shown)
+        self._gallery.take(rows)
         drafter, policy = helpers = self._helpers_for(work.drafter)
-        events = generate(
-            self._session,
-            work.prompt,
-            max_new_tokens=work.max_new_tokens,
-            eos=work.eos,
-            drafter=drafter,
-            policy=policy,
-            options=work.options,
-        )
+        try:
+            events = generate(
+                self._session,
+                work.prompt,
+                max_new_tokens=work.max_new_tokens,
+                eos=work.eos,
+                drafter=drafter,
+                policy=policy,
+                options=work.options,
+            )
+        except BaseException:
+            self._gallery.give_back(rows)
+            raise
         draft = self._model.draft_session if work.drafter == DRAFT_MODEL else None
-        return _Answer(events, (self._session, draft) if draft else (self._session,), helpers)
+        return _Answer(events, (self._session, draft) if draft else (self._session,), helpers, rows=rows)
 
     def _set_aside(self, work: Work | DecideWork, answer: _Answer) -> bool:
         """Set an answer's texts aside if a job waits; return whether that was done."""

@@ -13,6 +13,7 @@ from itertools import chain
 
 from drafted_decoding import GenerationResult, LabelScores, Options, PrefillEvent, TokenEvent
 
+from shardmill.media.prompt import SeenPicture
 from shardmill.serve.protocol import ApiError
 
 
@@ -24,6 +25,7 @@ class Work:
         eos: the tokens that end the answer.
         adapter: the adapter that answers; None: the bare model.
         thinks: whether the prompt has opened a thought.
+        pictures: the pictures whose rows the prompt has.
     """
 
     prompt: tuple[int, ...]
@@ -33,6 +35,7 @@ class Work:
     eos: tuple[int, ...]
     adapter: str | None = None
     thinks: bool = False
+    pictures: tuple[SeenPicture, ...] = ()
 
 
 @dataclass(frozen=True)

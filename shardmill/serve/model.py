@@ -28,6 +28,7 @@ from shardmill.files import digest, load_json, parse_json
 from shardmill.runtime import process
 from shardmill.runtime.adapters import adapter_names
 from shardmill.runtime.manifest import read_manifest, verify_width
+from shardmill.serve.pictures import PictureReader, picture_reader
 from shardmill.serve.protocol import invalid
 from shardmill.serve.requests import ChatRequest, GenerationRequest
 from shardmill.serve.thoughts import ThoughtFormat, find_thoughts
@@ -172,6 +173,7 @@ class Model:
         threads: number of the engine's threads, if it can choose.
         build: the folder with the model's adapters; None: it takes none.
         checked: what `shardmill check` found of it on this machine; empty: nothing was compared.
+        pictures: what reads the pictures of requests; None: it takes none.
     """
 
     name: str
@@ -193,6 +195,7 @@ class Model:
     threads: int | None = None
     build: Path | None = None
     checked: str = ""
+    pictures: PictureReader | None = None
     _grammar: Lock = field(default_factory=Lock, repr=False, compare=False)
     _prepared: list[GrammarTokenizer] = field(default_factory=list, repr=False, compare=False)
 
@@ -336,6 +339,7 @@ def load_model(
         head_name=manifest["drafter"]["kind"] if "drafter" in manifest else "",
         threads=engine.threads,
         build=build if "adapters" in manifest else None,
+        pictures=picture_reader(manifest, tokenizer),
     )
 
 

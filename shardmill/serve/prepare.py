@@ -21,11 +21,14 @@ from drafted_decoding import (
 from drafted_decoding.drafters import TRAINED
 from pydantic import ValidationError
 
+from shardmill.errors import MediaError
+from shardmill.media.prompt import SeenPicture
 from shardmill.serve.answer_grammar import COMPACT, choice_answer, closed, json_value, regex_answer, write_answer
 from shardmill.serve.decide import DecideRequest, place_of, split_labels
 from shardmill.serve.jobs import DecideWork, Work
 from shardmill.serve.model import Model, Settings
-from shardmill.serve.protocol import ApiError, FunctionDefinition, NamedTool, first_complaint, invalid
+from shardmill.serve.pictures import picture_bytes
+from shardmill.serve.protocol import NO_IMAGES, ApiError, FunctionDefinition, NamedTool, first_complaint, invalid
 from shardmill.serve.requests import ChatRequest, CompletionRequest, GenerationRequest, TokenizeRequest
 from shardmill.serve.tool_grammar import write_grammar
 from shardmill.serve.tools import FORMATS
@@ -69,11 +72,12 @@ def prepare(request: CompletionRequest | ChatRequest, model: Model, settings: Se
         raise invalid(
             f"the request asks for {request.choices} answers, at most {most} find a place: ask for fewer", "n"
         )
-    thinks = False
+    thinks, pictures = False, list[SeenPicture]()
     if isinstance(request, ChatRequest):
-        text = _chat_text(request, model)
-        prompts: list[Sequence[int]] = [model.encode(text, special=False)]
-        rooms = [_check_prompt(prompts[0], model, settings, "messages")]
+        pictures = _seen(request, model, settings)
+        text, tokens = _chat_prompt(request, model, pictures)
+        prompts: list[Sequence[int]] = [tokens]
+        rooms = [_check_prompt(tokens, model, settings, "messages", bool(pictures))]
         thinks = model.thoughts is not None and model.thoughts.opened_by(text)
     else:
         prompts, rooms = [], []
@@ -109,7 +113,7 @@ def prepare(request: CompletionRequest | ChatRequest, model: Model, settings: Se
         raise invalid(str(error)) from error
     each, ends = request.n or 1, request.ends(model.eos)
     return [
-        Work(tuple(prompt), _max_tokens(request, room, settings), drafter, one, ends, adapter, thinks)
+        Work(tuple(prompt), _max_tokens(request, room, settings), drafter, one, ends, adapter, thinks, tuple(pictures))
         for i, (prompt, room) in enumerate(zip(prompts, rooms, strict=True))
         for one in options[i * each : (i + 1) * each]
     ]
@@ -126,8 +130,48 @@ def _drafter(request: GenerationRequest, model: Model, settings: Settings) -> st
     return drafter
 
 
-def _chat_text(request: ChatRequest, model: Model) -> str:
-    """Return a conversation as text, rendered by its template, which also writes the beginning-of-text token."""
+def _seen(request: ChatRequest, model: Model, settings: Settings) -> list[SeenPicture]:
+    """Return the pictures of a conversation as the model sees them. Raises ApiError if one can't be used."""
+    if not request.images:
+        return []
+    if model.pictures is None:
+        first = next(place for place, message in enumerate(request.messages) if message.images)
+        raise invalid(f"messages.{first}.content: {NO_IMAGES}", "messages")
+    if settings.context_policy == "slide":
+        raise invalid("a context that slides can't hold images: the server was started with --context-policy slide")
+    if request.prompt_logprobs is not None:
+        raise invalid("prompt_logprobs can't be had of a prompt with images: leave one of them out", "prompt_logprobs")
+    try:
+        if len(request.images) > model.pictures.most:  # before any is decoded
+            model.pictures.see([b""] * len(request.images))
+        return [one for url in request.images for one in model.pictures.see([picture_bytes(url)])]
+    except MediaError as error:
+        raise invalid(str(error), "messages") from error
+
+
+def _chat_prompt(request: ChatRequest, model: Model, pictures: Sequence[SeenPicture]) -> tuple[str, Sequence[int]]:
+    """Return a conversation as text, in which pictures are marks, and its tokens with their rows."""
+    if not pictures or model.pictures is None:
+        text = _chat_text(request, model)
+        return text, model.encode(text, special=False)
+    prompt = model.pictures.prompt(pictures)
+    text = _chat_text(request, model, prompt.hide)
+    try:
+        return text, prompt.tokens(text)
+    except MediaError as error:
+        raise invalid(str(error), "messages") from error
+
+
+def _chat_text(request: ChatRequest, model: Model, hide: Callable[[Any], Any] | None = None) -> str:
+    """Return a conversation as text, rendered by its template, which also writes the beginning-of-text token.
+
+    Args:
+        request: the request.
+        model: the model.
+        hide: keeps what looks like an image's place in somebody's text from the template; None: there are no images.
+    """
+    if request.images and hide is None:
+        raise invalid("images are for /v1/chat/completions and /v1/responses: send text alone", "messages")
     if model.template is None:
         raise invalid(f"{model.name!r} has no chat template: use /v1/completions", code="no_chat_template")
     if request.functions and model.tools is None:
@@ -148,12 +192,17 @@ def _chat_text(request: ChatRequest, model: Model) -> str:
     if request.functions:
         more["tools"] = [tool.as_template_input() for tool in request.usable]
     try:
-        return model.template(request.conversation(), **more)
+        conversation = request.conversation()
+        if hide is not None:
+            conversation, more = hide(conversation), hide(more)
+        return model.template(conversation, **more)
     except Exception as error:  # templates may raise any exception
         raise invalid(f"the chat template refused the messages: {error}", "messages") from error
 
 
-def _check_prompt(prompt: Sequence[int], model: Model, settings: Settings, param: str = "prompt") -> int:
+def _check_prompt(
+    prompt: Sequence[int], model: Model, settings: Settings, param: str = "prompt", beyond: bool = False
+) -> int:
     """Raise ApiError for a prompt that is empty, too long or of another vocabulary.
 
     Returns:
@@ -170,7 +219,7 @@ def _check_prompt(prompt: Sequence[int], model: Model, settings: Settings, param
         message = f"the prompt has {len(prompt)} tokens, at most {most} are allowed"
         message += f" (this model's maximum context length is {slots}): shorten it"
         raise invalid(message, param, "context_length_exceeded")  # by these words clients know a full context
-    if not all(0 <= token < model.engine.vocab for token in prompt):
+    if not beyond and not all(0 <= token < model.engine.vocab for token in prompt):
         raise invalid(f"the prompt holds a token outside the vocabulary of {model.engine.vocab}", "prompt")
     if slides:
         return settings.limits.max_tokens or slots

@@ -98,7 +98,7 @@ Stop = Annotated[str, Field(min_length=1, max_length=LONGEST_STOP)]
 EITHER = {  # fields that accept several types, for which pydantic would report the first type only
     "prompt": f"must be a text, a list of tokens, or a list of 1 to {MOST_PROMPTS} such prompts",
     "stop": f"must be a text of 1 to {LONGEST_STOP} characters or a list of at most {MOST_STOPS} such texts",
-    "content": "must be a text or a list of parts of type text",
+    "content": "must be a text or a list of parts of type text, or image_url for a user",
     "input": f"must be a text or a list of at most {MOST_TEXTS} texts, and no text may be empty; "
     "/v1/embeddings takes tokens, too",
     "tool_choice": 'must be none, auto, required, {"type": "function", "function": {"name": NAME}} or '
@@ -160,20 +160,34 @@ class RefusalPart(Strict):
         return self.refusal
 
 
-MEDIA = {"image_url": "images", "input_image": "images", "input_audio": "audio", "audio_url": "audio"}
-MEDIA |= {"video_url": "videos", "file": "files", "input_file": "files"}
+class ImageUrl(Strict):
+    """The object `image_url`; `detail` is OpenAI's word for a size, which here follows from the model's rules."""
+
+    accepted = frozenset({"detail"})
+    url: str
+
+
+class ImagePart(Strict):
+    """A part of a user's message that is an image."""
+
+    type: Literal["image_url"]
+    image_url: ImageUrl
+
+
+NO_IMAGES = "this model takes no images: send text alone"
+MEDIA = {"input_audio": "audio", "audio_url": "audio", "video_url": "videos", "file": "files", "input_file": "files"}
 
 
 def _without_media(content: Any) -> Any:
-    """Return a message's content. Raises ValueError for a part that is no text, by the name of what it is."""
+    """Return a message's content. Raises ValueError for a part of another kind, by the name of what it is."""
     for part in content if isinstance(content, list) else ():
         kind = part.get("type") if isinstance(part, dict) else None
         if isinstance(kind, str) and kind in MEDIA:
-            raise ValueError(f"this model takes no {MEDIA[kind]}: send text alone")
+            raise ValueError(f"no {MEDIA[kind]} can be sent here: send text alone")
     return content
 
 
-TextOnly = BeforeValidator(_without_media)
+WithoutMedia = BeforeValidator(_without_media)
 
 
 class FunctionDefinition(Strict):
@@ -244,11 +258,11 @@ class AllowedTools(Strict):
 
 
 class ChatMessage(Strict):
-    """A message; its content may have several parts, if all are text."""
+    """A message; its content may have several parts: texts, and of a user images."""
 
     accepted = frozenset({"annotations", "parsed"})  # fields of answers, present when a client sends an answer back
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: Annotated[str | list[TextPart | RefusalPart] | None, TextOnly] = None
+    content: Annotated[str | list[TextPart | RefusalPart | ImagePart] | None, WithoutMedia] = None
     refusal: str | None = None
     name: str | None = None
     tool_calls: list[ToolCall] | None = None
@@ -262,6 +276,8 @@ class ChatMessage(Strict):
             raise ValueError(f"a message of role {self.role} can't have tool_calls")
         if self.content is None and not (self.tool_calls or self.thought or self.refusal):
             raise ValueError("content is missing: only a message with tool_calls or a thought may leave it out")
+        if self.images and self.role != "user":
+            raise ValueError(f"a message of role {self.role} can't have images: only a user's can")
         if self.role == "tool" and not self.tool_call_id:
             raise ValueError("a message of role tool needs the tool_call_id of the call that it answers")
         return self
@@ -271,11 +287,25 @@ class ChatMessage(Strict):
         """Return the thought before an earlier answer, under its older or newer name."""
         return self.reasoning_content or self.reasoning
 
+    @property
+    def images(self) -> list[str]:
+        """Return the addresses of its images, in order."""
+        parts = self.content if isinstance(self.content, list) else []
+        return [part.image_url.url for part in parts if isinstance(part, ImagePart)]
+
     def as_template_input(self) -> dict[str, Any]:
-        """Return the message as templates expect it; `developer` is the newer name of `system`, unknown to them."""
-        content = self.refusal if self.content is None else self.content
-        text = content if isinstance(content, str) else "".join(part.text for part in content or ())
-        message: dict[str, Any] = {"role": "system" if self.role == "developer" else self.role, "content": text}
+        """Return the message as templates expect it; `developer` is the newer name of `system`, unknown to them.
+
+        Content with images has its parts, and an image in it is only its place.
+        """
+        parts = self.refusal if self.content is None else self.content
+        content: Any = parts if isinstance(parts, str) else "".join(getattr(part, "text", "") for part in parts or ())
+        if self.images and isinstance(parts, list):
+            content = [
+                {"type": "image"} if isinstance(part, ImagePart) else {"type": "text", "text": part.text}
+                for part in parts
+            ]
+        message: dict[str, Any] = {"role": "system" if self.role == "developer" else self.role, "content": content}
         if self.tool_calls:
             calls = [{"id": c.id, "type": c.type, "function": c.function.as_template_input()} for c in self.tool_calls]
             message["tool_calls"] = calls

@@ -267,6 +267,11 @@ class ChatRequest(GenerationRequest):
             return {"add_generation_prompt": False, "continue_final_message": True}
         return {"add_generation_prompt": False} if self.add_generation_prompt is False else {}
 
+    @property
+    def images(self) -> list[str]:
+        """Return the addresses of all images, in order."""
+        return [url for message in self.messages for url in message.images]
+
     def conversation(self) -> list[dict[str, Any]]:
         """Return the messages as templates expect them; a tool's message gets the name of the function called."""
         names = {call.id: call.function.name for message in self.messages for call in message.tool_calls or ()}

@@ -16,11 +16,12 @@ from pydantic import Field, ModelWrapValidatorHandler, PrivateAttr, ValidationEr
 from shardmill.serve.protocol import (
     MOST_TOOLS,
     NO_EFFECT,
+    NO_IMAGES,
     Effort,
     RefusalPart,
     Strict,
-    TextOnly,
     TextPart,
+    WithoutMedia,
     first_complaint,
     invalid,
 )
@@ -39,6 +40,14 @@ class InputPart(TextPart):
     type: Literal["input_text", "output_text", "text"]  # type: ignore[assignment]
 
 
+class InputImage(Strict):
+    """A part of a user's message that is an image."""
+
+    accepted = frozenset({"detail"})
+    type: Literal["input_image"]
+    image_url: str
+
+
 class InputItem(Strict):
     """A message, a call, its output, or a thought. Items of an earlier answer may be sent back as they came."""
 
@@ -52,12 +61,12 @@ class InputItem(Strict):
         "reasoning",
     ] = "message"
     role: Literal["system", "developer", "user", "assistant"] | None = None
-    content: Annotated[str | list[InputPart | RefusalPart] | None, TextOnly] = None
+    content: Annotated[str | list[InputPart | RefusalPart | InputImage] | None, WithoutMedia] = None
     call_id: str | None = None
     name: str | None = None
     arguments: str | None = None
     input: str | None = None
-    output: Annotated[str | list[InputPart] | None, TextOnly] = None
+    output: Annotated[str | list[InputPart] | None, WithoutMedia] = None
     summary: list[Any] | None = None
 
     @field_validator("content", mode="before")
@@ -80,7 +89,14 @@ class InputItem(Strict):
         for name in needed:
             if getattr(self, name) is None:
                 raise ValueError(f"an item of type {self.type} needs {name}")
+        if self.has_images and self.role != "user":
+            raise ValueError(f"a message of role {self.role} can't have images: only a user's can")
         return self
+
+    @property
+    def has_images(self) -> bool:
+        """Return whether a part of its content is an image."""
+        return isinstance(self.content, list) and any(isinstance(part, InputImage) for part in self.content)
 
     @property
     def called(self) -> Json | None:
@@ -204,12 +220,18 @@ class ResponsesRequest(Strict):
         """Return whether the answer tells its tokens' log-probabilities."""
         return "message.output_text.logprobs" in (self.include or ())
 
-    def as_chat(self) -> ChatRequest:
+    def as_chat(self, *, images: bool = False) -> ChatRequest:
         """Return the chat request for the same answer.
+
+        Args:
+            images: whether the model takes images.
 
         Raises:
             ApiError: if a chat request can't ask for this.
         """
+        pictured = [place for place, item in enumerate(self.input) if item.has_images]
+        if pictured and not images:
+            raise invalid(f"input.{pictured[0]}.content: {NO_IMAGES}", "input")
         form, choice = self.text.format, self.tool_choice
         body: Json = {
             "model": self.model,
@@ -249,7 +271,7 @@ class ResponsesRequest(Strict):
             elif mine:
                 messages[-1]["content"] = (messages[-1]["content"] or "") + _text(item.content)
             elif item.type == "message":
-                messages.append({"role": item.role, "content": _text(item.content)})
+                messages.append({"role": item.role, "content": _parts(item.content)})
             elif item.type.endswith("_output"):
                 messages.append({"role": "tool", "tool_call_id": item.call_id, "content": _text(item.output)})
             answering = mine or (answering and item.type == "reasoning")
@@ -280,5 +302,17 @@ def _chat_choice(choice: str | NamedFunction | AllowedFunctions | None) -> str |
     return named(choice) if isinstance(choice, NamedFunction) else choice
 
 
-def _text(content: str | Sequence[InputPart | RefusalPart] | None) -> str:
-    return content if isinstance(content, str) else "".join(part.text for part in content or ())
+def _text(content: str | Sequence[InputPart | RefusalPart | InputImage] | None) -> str:
+    return content if isinstance(content, str) else "".join(getattr(part, "text", "") for part in content or ())
+
+
+def _parts(content: str | Sequence[InputPart | RefusalPart | InputImage] | None) -> str | list[Json]:
+    """Return a message's content as a chat request has it: its text, or the parts of one that has images."""
+    if isinstance(content, str) or not any(isinstance(part, InputImage) for part in content or ()):
+        return _text(content)
+    return [
+        {"type": "image_url", "image_url": {"url": part.image_url}}
+        if isinstance(part, InputImage)
+        else {"type": "text", "text": part.text}
+        for part in content or ()
+    ]

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 from drafted_decoding import GenerationResult
 
+from shardmill.media.prompt import SeenPicture
 from shardmill.serve.answer import Choice, usage
 from shardmill.serve.jobs import Item, Work
 from shardmill.serve.model import Model
@@ -31,7 +32,7 @@ class ResponsesAnswer:
     done: ClassVar[bytes] = b""
 
     def __init__(self, request: ResponsesRequest, chat: ChatRequest, model: Model, works: Sequence[Work]) -> None:
-        self._choice = Choice(chat, model, thinks=works[0].thinks)
+        self._choice, self._pictures = Choice(chat, model, thinks=works[0].thinks), works[0].pictures
         self._output: list[Json] = []
         self._open: AnswerDelta | None = None  # the kind of the last item, if it may grow
         self._rows: list[Json] = []  # log-probabilities that no event has told
@@ -89,7 +90,7 @@ class ResponsesAnswer:
             self._response |= {
                 "status": "incomplete" if cut else "completed",
                 "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
-                "usage": _usage(done, self._choice.reasoning),
+                "usage": _usage(done, self._choice.reasoning, self._pictures),
             }
             yield self._event(f"response.{self._response['status']}", response=self._snapshot())
 
@@ -179,8 +180,8 @@ def _copy(item: Json) -> Json:
     return item | {"content": parts}
 
 
-def _usage(done: GenerationResult, reasoning: int) -> Json:
-    counted = usage([done], reasoning)
+def _usage(done: GenerationResult, reasoning: int, pictures: Sequence[SeenPicture]) -> Json:
+    counted = usage([done], reasoning, pictures=pictures)
     return {
         "input_tokens": counted["prompt_tokens"],
         "input_tokens_details": {"cache_write_tokens": 0, **counted["prompt_tokens_details"]},

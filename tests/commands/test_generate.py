@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 from drafted_decoding.drafters import BY_ITSELF
 from manifests import manifest
+from numpy.typing import NDArray
+from PIL import Image
 from reciter import CONTINUATION, PROMPT, Reciter, byte_tokenizer, failure, reciting, shardmill
 
 from shardmill.commands import generate as commands_generate
@@ -144,3 +149,74 @@ def test_prompts_from_files(build: Path, tmp_path: Path) -> None:
     file.write_text(PROMPT)
     assert shardmill("generate", build, "--prompt-file", file).stdout == CONTINUATION + "\n"
     assert shardmill("generate", build, "--prompt-file", "-", stdin=PROMPT).stdout == CONTINUATION + "\n"
+
+
+IMAGES = {"patch": 8, "merge": 2, "filter": "bicubic", "scale": 1 / 255, "mean": [0.5] * 3, "std": [0.5] * 3}
+IMAGES |= {
+    "size": {"rule": "area", "least": 256, "most": 4096},
+    "text": {"mark": "<|end|>", "row": "<|end|>"},
+    "most": 2,
+}
+
+
+class Seer(Reciter):
+    """Knows the rows that it was shown, and what stands after them."""
+
+    beyond = True
+
+    def __init__(self, text: Sequence[int]) -> None:
+        super().__init__(text)
+        self.shown: set[int] = set()
+
+    def show(self, numbers: Sequence[int], columns: NDArray[np.float32], grid: tuple[int, int]) -> None:
+        assert columns.shape == (192, grid[0] * grid[1]) and len(numbers) == columns.shape[1] // 4
+        self.shown |= {*numbers}
+
+    def forward(self, tokens: Sequence[int], slots: Sequence[int], positions: Sequence[int]) -> Any:
+        assert all(token < 257 or token in self.shown for token in tokens)
+        return super().forward(tokens, slots, positions)
+
+
+@pytest.fixture
+def seeing(build: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Its engine recites the text after 12 rows and PROMPT; there is no chat template."""
+    (build / "model.json").write_text(
+        json.dumps(manifest(tower={"patch": 8, "frames": 1, "merge": 2, "scale": 1.0}, images=IMAGES))
+    )
+    engine = Seer([0] * 12 + byte_tokenizer().encode(PROMPT + CONTINUATION).ids)
+    monkeypatch.setattr(process, "load_engine", lambda *_: engine)
+    return build
+
+
+def picture(folder: Path, width: int = 64, height: int = 48) -> Path:
+    Image.new("RGB", (width, height), "red").save(folder / "a.png")
+    return folder / "a.png"
+
+
+def test_an_image_stands_before_the_text(seeing: Path, tmp_path: Path) -> None:
+    result = shardmill("generate", seeing, "--prompt", PROMPT, "--image", picture(tmp_path), "--json")
+    assert result.exit_code == 0, result.output
+    told = json.loads(result.stdout)
+    assert told["text"] == CONTINUATION and told["prompt_tokens"] == 12 + len(PROMPT)
+    assert told["images"] == [{"size": [64, 48], "resized": [64, 48], "tokens": 12}]
+    plain = shardmill("generate", seeing, "--prompt", PROMPT, "--image", picture(tmp_path))
+    assert plain.stdout == CONTINUATION + "\n"
+
+
+def test_a_build_without_a_tower_takes_no_images(build: Path, tmp_path: Path) -> None:
+    said = failure("generate", build, "--prompt", PROMPT, "--image", picture(tmp_path))
+    assert said == f"{build}: takes no images: leave out --image, or build with `images` in the config"
+
+
+def test_an_image_that_cannot_be_used_is_named(seeing: Path, tmp_path: Path) -> None:
+    asked = ("generate", seeing, "--prompt", PROMPT)
+    (tmp_path / "text.png").write_text("no picture")
+    assert failure(*asked, "--image", tmp_path / "text.png").startswith(
+        f"{tmp_path / 'text.png'}: the picture is in no"
+    )
+    assert failure(*asked, "--image", tmp_path / "none").startswith(f"{tmp_path / 'none'}: can't be read: No such file")
+    assert failure(*asked, "--image", tmp_path).startswith(f"{tmp_path}: can't be read: Is a directory")
+    three = [word for _ in range(3) for word in ("--image", picture(tmp_path))]
+    assert failure(*asked, *three) == "--image: there are 3, at most 2 are allowed: give fewer"
+    slides = failure(*asked, "--image", picture(tmp_path), "--context-policy", "slide")
+    assert slides == "--image: a context that slides can't hold images; leave out --context-policy slide"

@@ -112,19 +112,14 @@ def test_a_row_stands_in_place_of_the_tables() -> None:
     np.testing.assert_array_equal(rows.look_up([3, 4], table), table[[3, 4]])
 
 
-def test_rows_are_held_as_often_as_they_were_given() -> None:
+def test_rows_that_were_released_are_refused() -> None:
     rows, numbers = held(4), PICTURES[0]
-    assert rows.again(numbers) and not rows.again([FIRST + 5000])
     rows.release(numbers)
-    assert rows.again(numbers)
-    rows.release(numbers)
-    rows.release(numbers)
-    assert not rows.again(numbers)
     with pytest.raises(ShardmillError, match=f"token {numbers[3]} is beyond the vocabulary of 384, and no row that is"):
         rows.look_up([1, numbers[3]], np.zeros((VOCAB, 4), np.float32))
     with pytest.raises(ShardmillError):
         rows.turned([numbers[3]], [0])
-    assert rows.again(PICTURES[1])
+    assert rows.turned(PICTURES[1][:1], [0]).tolist() == [[0, 0, 0]]
 
 
 @pytest.mark.parametrize(
