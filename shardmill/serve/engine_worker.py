@@ -39,11 +39,7 @@ from drafted_decoding import (
 from drafted_decoding.drafters import DRAFT_MODEL, TRAINED
 from drafted_decoding.drafters.follow import Numbering
 
-<<<<<<< HEAD
 from shardmill.errors import AdapterError, EngineGoneError
-=======
-from shardmill.errors import AdapterError
->>>>>>> f145b0831bbb810e949abd0bf701b62c1fc609d8
 from shardmill.media.prompt import Row
 from shardmill.printable import one_line
 from shardmill.serve.jobs import DecideWork, FairQueue, Job, Work
