@@ -19,14 +19,34 @@ let examples: [Target] = [
         name: "TransformersCodec", dependencies: ["Shardmill", "ShardmillText", "Tokenizers"],
         path: "swift/Examples/Transformers", exclude: ["Stub"]),
 ]
-let coreML: [Target.Dependency] = ["CoreML"]
-let foundationModels: [Target.Dependency] = ["FoundationModels"]
+let tested: [Target.Dependency] = ["ShardmillDecode", "Shardmill", "ChatModel"]
+let coreML: [Target.Dependency] = ["ShardmillDecode", "CoreML"]
+let foundationModels: [Target.Dependency] = [
+    "ShardmillDecode", "ShardmillText", "ShardmillCoreML", "FoundationModels",
+]
 #else
 let stubs: [Target] = []
 let examples: [Target] = []
-let coreML: [Target.Dependency] = []
-let foundationModels: [Target.Dependency] = []
+let tested: [Target.Dependency] = ["ShardmillDecode", "Shardmill"]
+let coreML: [Target.Dependency] = ["ShardmillDecode"]
+let foundationModels: [Target.Dependency] = ["ShardmillDecode", "ShardmillText", "ShardmillCoreML"]
 #endif
+
+// In lists of their own: the compiler would take long to find the types of one large expression.
+let ours: [Target] = [
+    .target(name: "ShardmillDecode", path: "swift/Sources/Decode"),
+    .target(name: "ShardmillText", dependencies: ["ShardmillDecode"], path: "swift/Sources/Text"),
+    .target(name: "ShardmillCoreML", dependencies: coreML, path: "swift/Sources/CoreML"),
+    .target(
+        name: "Shardmill", dependencies: foundationModels,
+        path: "swift/Sources/Shardmill"),
+    .target(name: "ShardmillPipe", dependencies: ["ShardmillDecode"], path: "swift/Sources/Pipe"),
+    .executableTarget(
+        name: "shardmill-check", dependencies: ["Shardmill", "ShardmillCoreML", "ShardmillPipe"],
+        path: "swift/Sources/Check"),
+    .testTarget(name: "DecodeTests", dependencies: tested, path: "swift/Tests/DecodeTests"),
+    .testTarget(name: "TextTests", dependencies: ["ShardmillText"], path: "swift/Tests/TextTests"),
+]
 
 let package = Package(
     name: "Shardmill",
@@ -35,20 +55,6 @@ let package = Package(
         .library(name: "Shardmill", targets: ["Shardmill"]),
         .executable(name: "shardmill-check", targets: ["shardmill-check"]),
     ],
-    targets: stubs + examples + [
-        .target(name: "ShardmillDecode", path: "swift/Sources/Decode"),
-        .target(name: "ShardmillText", dependencies: ["ShardmillDecode"], path: "swift/Sources/Text"),
-        .target(name: "ShardmillCoreML", dependencies: ["ShardmillDecode"] + coreML, path: "swift/Sources/CoreML"),
-        .target(
-            name: "Shardmill", dependencies: ["ShardmillDecode", "ShardmillText", "ShardmillCoreML"] + foundationModels,
-            path: "swift/Sources/Shardmill"),
-        .target(name: "ShardmillPipe", dependencies: ["ShardmillDecode"], path: "swift/Sources/Pipe"),
-        .executableTarget(
-            name: "shardmill-check", dependencies: ["Shardmill", "ShardmillCoreML", "ShardmillPipe"],
-            path: "swift/Sources/Check"),
-        .testTarget(
-            name: "DecodeTests", dependencies: ["ShardmillDecode", "Shardmill"], path: "swift/Tests/DecodeTests"),
-        .testTarget(name: "TextTests", dependencies: ["ShardmillText"], path: "swift/Tests/TextTests"),
-    ],
+    targets: stubs + examples + ours,
     swiftLanguageModes: [.v6]
 )

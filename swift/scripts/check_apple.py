@@ -57,6 +57,7 @@ PLATFORMS = {
     "visionos": Platform("visionOS", "arm64"),
 }
 IMPORTABLE = {"CoreML", "Darwin", "Dispatch", "Foundation", "FoundationModels", "ObjectiveC", "Synchronization", "os"}
+IMPORTABLE |= {"FoundationNetworking"}  # where Linux has URLSession, which is Foundation's on Apple's systems
 APPLE = {"CoreML": "CoreML", "FoundationModels": "FoundationModels", "os": "Platforms/os"}
 # In the order in which they see each other; as Package.swift has them.
 PACKAGE = {

@@ -28,8 +28,20 @@ pytestmark = [
     pytest.mark.skipif(not is_portable(), reason="the pipe's programs run on the portable engine"),
     pytest.mark.slow,
 ]
-WRITTEN = {"Gemma 2": templates.GEMMA_2, "Mistral": templates.MISTRAL, "Qwen 2.5": templates.HELPFUL}
+WRITTEN = {
+    "Gemma 2": templates.GEMMA_2,
+    "Mistral": templates.MISTRAL,
+    "Qwen 2.5": templates.HELPFUL,
+    "Qwen 3": templates.THINKING,
+    "Llama 3.2": templates.DATED,
+}
 Turn = Mapping[str, Any]
+
+
+def described(manifest: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return what model.json says of conversations; empty if nothing."""
+    found: Mapping[str, Any] = manifest.get("conversation", manifest.get("chat", {}))
+    return found
 
 
 def swift_turns(build: Path, talks: Sequence[Mapping[str, Any]], folder: Path) -> list[list[Turn]]:
@@ -47,7 +59,7 @@ def python_turns(session: Session, build: Path, manifest: Mapping[str, Any], tal
     tokenizer = Tokenizer.from_file(str(build / manifest["tokenizer"]["path"]))
     options = Options(Sampling(temperature=talk.get("temperature", 0.0), seed=talk.get("seed", 0)))
     said = [{"role": "system", "content": talk["instructions"]}] if "instructions" in talk else []
-    ends = [*manifest["eos_token_ids"], *manifest["chat"]["stop"]]
+    ends = [*manifest["eos_token_ids"], *described(manifest)["stop"]]
     turns: list[Turn] = []
     for question in talk["questions"]:
         said.append({"role": "user", "content": question})
@@ -79,12 +91,13 @@ def test_templates_of_the_usual_shapes(name: str, tmp_path: Path) -> None:
     demand_check()
     source = tiny.fetched(tiny.write_checkpoint(tmp_path / "checkpoint"), tmp_path / "source")
     (source / "chat_template.jinja").write_text(WRITTEN[name])
-    build = finished(tiny.converted(source, tmp_path, context=384), tmp_path)
+    build = finished(tiny.converted(source, tmp_path, context=512), tmp_path)
     manifest = json.loads((build / "model.json").read_text())
-    manifest["chat"], why = chat_format(source)
+    formats, why = chat_format(source)
     assert not why
+    manifest |= formats
     (build / "model.json").write_text(json.dumps(manifest))
-    told = {"instructions": ODD_TEXTS[2]} if "system" in manifest["chat"] else {}
+    told = {"instructions": ODD_TEXTS[2]} if "system" in described(manifest) else {}
     questions = [text for text in ODD_TEXTS if text.isascii()]
     talks = [
         {"questions": questions[:3], "max_tokens": 12},
@@ -99,8 +112,8 @@ def test_templates_of_finished_builds(build: str, tmp_path: Path) -> None:
     """A checkpoint's own template."""
     demand_check()
     folder = ROOT / build
-    if not build or "chat" not in json.loads((folder / "model.json").read_text()):
-        pytest.skip(f"no finished build with `chat` in its model.json is named by {BUILDS}")
+    if not build or not described(json.loads((folder / "model.json").read_text())):
+        pytest.skip(f"no finished build with `chat` or `conversation` in its model.json is named by {BUILDS}")
     talks = [
         {"questions": ["Write a function that adds two numbers.", "Now in C.", "  Thanks!\n"], "max_tokens": 24},
         {"questions": ["Name a colour.", "日本語で言って"], "max_tokens": 16, "instructions": "Answer with one word."},

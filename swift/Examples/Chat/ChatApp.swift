@@ -24,6 +24,7 @@ struct ChatView: View {
     let model: ChatModel
     @State private var text = ""
     @State private var isChoosing = false
+    @State private var isChecking = false
 
     var body: some View {
         NavigationStack {
@@ -33,11 +34,14 @@ struct ChatView: View {
                 question
             }
             .navigationTitle(model.name)
-            .toolbar { Button("Open build", systemImage: "folder") { isChoosing = true } }
+            .toolbar {
+                Button("New conversation", systemImage: "square.and.pencil", action: model.clear)
+                Button("Check", systemImage: "checkmark.seal") { isChecking = true }
+                Button("Open build", systemImage: "folder") { isChoosing = true }
+            }
+            .sheet(isPresented: $isChecking) { CheckView(model: model) }
             .fileImporter(isPresented: $isChoosing, allowedContentTypes: [.folder]) { chosen in
-                guard let folder = try? chosen.get(), folder.startAccessingSecurityScopedResource() else { return }
-                defer { folder.stopAccessingSecurityScopedResource() }
-                model.add(folder)
+                if let folder = try? chosen.get() { model.add(folder) }
             }
         }
     }
@@ -46,7 +50,7 @@ struct ChatView: View {
         ScrollView {
             LazyVStack(alignment: .leading, spacing: 12) {
                 ForEach(model.lines) { line in
-                    Text(line.text)
+                    Text(line.thought.isEmpty ? line.text : "(\(line.thought))\n\n\(line.text)")
                         .padding(10)
                         .background(line.isUser ? Color.accentColor.opacity(0.2) : Color.secondary.opacity(0.1))
                         .clipShape(RoundedRectangle(cornerRadius: 12))
@@ -63,8 +67,8 @@ struct ChatView: View {
         if case .loading(let what, let share) = model.phase {
             ProgressView(value: share) { Text(what).font(.caption) }.padding(.horizontal)
         }
-        if !model.note.isEmpty {
-            Text(model.note).font(.caption).foregroundStyle(.secondary).padding(.horizontal)
+        if !model.note.isEmpty || !model.speed.isEmpty {
+            Text(model.note.isEmpty ? model.speed : model.note).font(.caption).foregroundStyle(.secondary).padding(.horizontal)
         }
     }
 
@@ -83,5 +87,22 @@ struct ChatView: View {
     private func send() {
         model.send(text)
         text = ""
+    }
+}
+
+/// The second screen: whether the model runs rightly here, and how fast.
+struct CheckView: View {
+    let model: ChatModel
+
+    var body: some View {
+        Form {
+            LabeledContent("Model", value: model.name)
+            LabeledContent("Speed", value: model.speed.isEmpty ? "ask something first" : model.speed)
+            LabeledContent("Check", value: model.verdict.isEmpty ? "not run" : model.verdict)
+            Button("Check now", action: model.check).disabled(model.phase != .ready)
+            if case .loading(let what, let share) = model.phase { ProgressView(value: share) { Text(what) } }
+            if !model.note.isEmpty { Text(model.note).foregroundStyle(.secondary) }
+        }
+        .padding()
     }
 }

@@ -7,6 +7,7 @@ struct Usage: Error {
                shardmill-check read BUILD TEXTS RESULT
                shardmill-check talk BUILD TALKS RESULT
                shardmill-check tokenize TOKENIZER TEXTS RESULT
+               shardmill-check texts TEXTS RESULT
                shardmill-check replay KIT [RESULT] [--engine coreml|pipe]
                shardmill-check check BUILD [--engine coreml|pipe]
 
@@ -34,6 +35,9 @@ struct Usage: Error {
         talk has the conversations of a JSON list, {"questions": ["...", ...], "max_tokens": ...} and if wanted
         instructions, temperature and seed, as an app has them, and writes each answer and how it ended.
         tokenize writes {"ids": ..., "texts": ...}: each text of a JSON list as tokens, and these as a text.
+        texts writes {"talks": ..., "answers": ...}: the text of each of "talks", {"format": NAME, "messages": [[ROLE, TEXT],
+        ...]}, on the day "seconds" after 1970; and what of each of "answers", {"format": NAME, "prompt": "...", "pieces":
+        ["...", ...]}, is a thought. "formats" has each format as model.json does.
         check compares each program with the results that the build carries, and says a line of each on standard error.
         The exit code is 1 if something can't be read or run, and 2 for wrong arguments.
         """

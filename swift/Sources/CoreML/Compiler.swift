@@ -29,18 +29,33 @@ public struct Compiler: Sendable {
     public func bundles(
         _ manifest: Manifest, progress: @Sendable (Part, Int) throws -> Void = { _, _ in }
     ) async throws -> [String: URL] {
-        try await bundles(manifest.allParts, packages: manifest.packages, progress: progress)
+        try await bundles(manifest.allParts, packages: manifest.packages, manifest.folder, progress: progress)
     }
 
     /// Do the same for an encoder's build.
     public func bundles(_ manifest: EncoderManifest) async throws -> [String: URL] {
-        try await bundles(manifest.parts, packages: manifest.packages) { _, _ in try Task.checkCancellation() }
+        try await bundles(manifest.parts, packages: manifest.packages, manifest.folder) { _, _ in
+            try Task.checkCancellation()
+        }
+    }
+
+    /// Remove what was compiled of the build in a folder, for each version of the system.
+    public func remove(_ build: URL) {
+        for system in (try? FileManager.default.contentsOfDirectory(at: cache, includingPropertiesForKeys: nil)) ?? [] {
+            try? FileManager.default.removeItem(at: system.appendingPathComponent(name(build)))
+        }
+    }
+
+    /// Return the name of a build's folder in the cache: by its own last two names, as an update of an app moves the rest.
+    private func name(_ build: URL) -> String {
+        fingerprint(build.standardizedFileURL.pathComponents.suffix(2).joined(separator: "/"))
     }
 
     private func bundles(
-        _ parts: [Part], packages: [String: URL], progress: @Sendable (Part, Int) throws -> Void
+        _ parts: [Part], packages: [String: URL], _ build: URL, progress: @Sendable (Part, Int) throws -> Void
     ) async throws -> [String: URL] {
-        removeOthers()
+        remove(from: cache, but: [System.build])
+        let own = ours.appendingPathComponent(name(build))
         var found: [String: URL] = [:]
         for (place, part) in parts.enumerated() where !isOurs(part) {
             guard let package = packages[part.name], isFolder(package) else {
@@ -48,13 +63,14 @@ public struct Compiler: Sendable {
                 throw ShardmillError(
                     .build, "\(part.program.path) is missing, and so is its package; copy the build again")
             }
-            let bundle = ours.appendingPathComponent(try stamp(package)).appendingPathComponent("\(part.name).mlmodelc")
+            let bundle = own.appendingPathComponent(try stamp(package)).appendingPathComponent("\(part.name).mlmodelc")
             if !isFolder(bundle) {
                 try progress(part, place)
                 try await compile(package, to: bundle)
             }
             found[part.name] = bundle
         }
+        remove(from: own, but: Set(found.values.map { $0.deletingLastPathComponent().lastPathComponent }))
         return found
     }
 
@@ -80,7 +96,8 @@ public struct Compiler: Sendable {
             let bundle = bundles[part.name] ?? part.program
             return "\(bundle.standardizedFileURL.path) \(try stamp(bundle))"
         }
-        return ours.appendingPathComponent("warm-\(fingerprint(units + "\n" + keys.joined(separator: "\n")))")
+        let own = ours.appendingPathComponent(name(manifest.folder))
+        return own.appendingPathComponent("warm-\(fingerprint(units + "\n" + keys.joined(separator: "\n")))")
     }
 
     /// Return whether Apple's compiler made a part's bundle on this version of the system.
@@ -103,18 +120,21 @@ public struct Compiler: Sendable {
         return fingerprint(lines.sorted().joined(separator: "\n"))
     }
 
-    private func removeOthers() {
-        let folders = (try? FileManager.default.contentsOfDirectory(at: cache, includingPropertiesForKeys: nil)) ?? []
-        for folder in folders where folder.lastPathComponent != System.build {
-            try? FileManager.default.removeItem(at: folder)
+    /// Remove what other versions, of the system or of a build, left in a folder.
+    private func remove(from folder: URL, but kept: Set<String>) {
+        let found = (try? FileManager.default.contentsOfDirectory(at: folder, includingPropertiesForKeys: nil)) ?? []
+        for url in found where !kept.contains(url.lastPathComponent) && !url.lastPathComponent.hasPrefix("warm-") {
+            try? FileManager.default.removeItem(at: url)
         }
     }
 
     private func compile(_ package: URL, to bundle: URL) async throws {
         do {
             let made = try await MLModel.compileModel(at: package)  // in a temporary folder, which may go at any time
+            defer { try? FileManager.default.removeItem(at: made) }  // unless it was moved
             try FileManager.default.createDirectory(
                 at: bundle.deletingLastPathComponent(), withIntermediateDirectories: true)
+            try excludeFromBackup(cache)
             if isFolder(bundle) { return }  // another process was faster
             try FileManager.default.moveItem(at: made, to: bundle)
         } catch {
@@ -127,6 +147,15 @@ public struct Compiler: Sendable {
 private func isFolder(_ url: URL) -> Bool {
     var folder: ObjCBool = false
     return FileManager.default.fileExists(atPath: url.path, isDirectory: &folder) && folder.boolValue
+}
+
+/// Keep a folder that can be made again out of backups, on Apple's systems.
+public func excludeFromBackup(_ folder: URL) throws {
+    #if canImport(Darwin)
+    var (url, values) = (folder, URLResourceValues())
+    values.isExcludedFromBackup = true
+    try url.setResourceValues(values)
+    #endif
 }
 
 /// Return a name for a text: FNV-1a, 64 bits, which is enough to tell some packages apart.

@@ -25,15 +25,19 @@ public enum Memory {
     ///   - manifest: the build's model.json.
     ///   - bundles: the bundles that are loaded in place of the build's own, by the part's name.
     public static func needed(_ manifest: Manifest, bundles: [String: URL]) -> Int {
+        manifest.allParts.map { bytes(bundles[$0.name] ?? $0.program) }.reduce(states(manifest), +)
+    }
+
+    /// Return the bytes of the states of one session.
+    public static func states(_ manifest: Manifest) -> Int {
         manifest.allParts.map { part in
             let caches = part.written.keys.compactMap { part.inputs[$0]?.map { $0.count(tokens: 1) } }
-            let elements = (part.states.values + caches).map { $0.reduce(1, *) }.reduce(0, +)
-            return bytes(bundles[part.name] ?? part.program) + 2 * elements
+            return 2 * (part.states.values + caches).map { $0.reduce(1, *) }.reduce(0, +)
         }.reduce(0, +)
     }
 
     /// Return the bytes of all files in a folder.
-    static func bytes(_ folder: URL) -> Int {
+    public static func bytes(_ folder: URL) -> Int {
         let files = FileManager.default.enumerator(at: folder, includingPropertiesForKeys: nil)
         var total = 0
         while let file = files?.nextObject() as? URL {

@@ -48,6 +48,8 @@ public struct EncoderManifest: Sendable {
     public let parts: [Part]
     /// The package that each part's program was compiled from, by the part's name.
     public let packages: [String: URL]
+    /// The build's folder.
+    public let folder: URL
 
     /// How many programs a pass runs.
     var chain: Int { parts.count / buckets.count }
@@ -118,6 +120,7 @@ public struct EncoderManifest: Sendable {
             calibrated ? try Manifest.inside(folder, $0.path + "/viterbi_calibration.json") : nil
         }
         parts = try raw.parts.map { try Part($0, folder: folder) }
+        self.folder = folder
         packages = try (raw.packages ?? [:]).mapValues { try Manifest.inside(folder, $0.path) }
         try check()
     }

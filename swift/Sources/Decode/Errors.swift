@@ -34,4 +34,15 @@ public struct ShardmillError: LocalizedError, Equatable, Sendable, CustomStringC
     public var description: String { message }
     /// What an alert shows.
     public var errorDescription: String? { message }
+    /// What the user of the app may do.
+    public var recoverySuggestion: String? {
+        switch kind {
+        case .build, .tokenizer: "Delete the model and get it again. If that does not help, it needs a newer version of the app."
+        case .program: "Restart the app. If that does not help, restart the device, or choose another model."
+        case .memory: "Close other apps, or choose a smaller model."
+        case .interrupted: "Ask again."
+        case .request: nil
+        case .promptTooLong: "Begin a new conversation, or ask something shorter."
+        }
+    }
 }

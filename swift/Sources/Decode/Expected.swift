@@ -114,14 +114,14 @@ extension Engine {
     /// - Parameters:
     ///   - expected: the results that the build carries.
     ///   - precision: "fp16", as devices compute, or "fp32".
-    ///   - note: called with each result.
-    public func check(_ expected: Expected, precision: String = "fp16", note: (CheckedPart) -> Void) throws {
+    ///   - note: called with each result; it may throw to stop.
+    public func check(_ expected: Expected, precision: String = "fp16", note: (CheckedPart) throws -> Void) throws {
         for part in manifest.parts {
             guard let entry = expected.entries[part.name], let seeds = entry.seeds,
                 let limit = entry.limits?[precision], let program = program(part.name)
             else {
                 let why = expected.entries[part.name]?.why_not ?? "nothing was recorded of it"
-                note(CheckedPart(name: part.name, errors: [], limit: nil, remark: why))
+                try note(CheckedPart(name: part.name, errors: [], limit: nil, remark: why))
                 continue
             }
             var errors: [(String, Double)] = []
@@ -131,13 +131,13 @@ extension Engine {
                 let rows = try run(program, seeds, entry.taken ?? 0, passes, offset)
                 errors.append((way, try error(of: rows, part, expected, entry)))
             }
-            note(CheckedPart(name: part.name, errors: errors, limit: limit, remark: ""))
+            try note(CheckedPart(name: part.name, errors: errors, limit: limit, remark: ""))
         }
         try renew()
         if let answer = expected.answer {
             let differs = try first(answer)
             let errors = [("tokens", differs.isEmpty || differs.hasPrefix("near tie") ? 0.0 : 1.0)]
-            note(CheckedPart(name: "first answer", errors: errors, limit: 0, remark: differs))
+            try note(CheckedPart(name: "first answer", errors: errors, limit: 0, remark: differs))
             try renew()
         }
     }

@@ -58,6 +58,7 @@ struct RawManifest: Decodable {
         case format, model, context, tokens_max, widths, verify, margin, reshape_frequency, contexts, vocab,
             eos_token_ids
         case rope, window, window_slots, conv_taps, recurrent, adapters, embedding, tokenizer, parts, packages, chat
+        case conversation
         case sampling, uses, drafter, requires, buckets, expected
     }
 
@@ -91,7 +92,10 @@ struct RawManifest: Decodable {
         expected = try keys.decodeIfPresent(Entry.self, forKey: .expected)
         parts = try keys.decode([RawPart].self, forKey: .parts)
         packages = try keys.decodeIfPresent([String: Entry].self, forKey: .packages)
-        chat = try keys.decodeIfPresent(ChatFormat.self, forKey: .chat)
+        // What says more than `chat` is read only if all of it is known.
+        let more = try? keys.nestedContainer(keyedBy: AnyKey.self, forKey: .conversation).allKeys.map(\.stringValue)
+        let isKnown = more.map { Set($0).isSubset(of: ChatFormat.CodingKeys.allCases.map(\.rawValue)) } ?? false
+        chat = try keys.decodeIfPresent(ChatFormat.self, forKey: isKnown ? .conversation : .chat)
         sampling = try keys.decodeIfPresent(Usual.self, forKey: .sampling)
         drafter = try keys.decodeIfPresent(RawDrafter.self, forKey: .drafter)
         uses = try keys.decodeIfPresent([String].self, forKey: .uses)
@@ -145,6 +149,14 @@ struct RawPart: Decodable {
     let functions: [String: String]?
     let contexts: [String: Shorter]?
     let program: Program
+}
+
+/// A key of an object whose keys are not known.
+private struct AnyKey: CodingKey {
+    let stringValue: String
+    var intValue: Int? { nil }
+    init(stringValue: String) { self.stringValue = stringValue }
+    init?(intValue: Int) { nil }
 }
 
 extension Part.Extent: Decodable {

@@ -13,6 +13,9 @@ final class Line: Sendable {
 
     private let state = Mutex(State())
 
+    /// Whether nobody waits or works.
+    var isEmpty: Bool { state.withLock { $0.places.isEmpty } }
+
     /// Take the last place.
     func join() -> Int {
         state.withLock { state in

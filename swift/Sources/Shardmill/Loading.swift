@@ -14,6 +14,8 @@ extension ShardmillModel {
             case specialise
             /// It is loaded.
             case load
+            /// All parts are run once, since a load may push out another part's code. The part is the model.
+            case run
         }
 
         /// What is done to the part.
@@ -24,7 +26,10 @@ extension ShardmillModel {
         public let place: Int
         /// The number of parts.
         public let of: Int
-        /// An estimate from the parts so far; nil before the first is finished.
+        /// The share of the whole of `prewarm` that is done, from 0 to 1. Times of kinds of work are not known before, so
+        /// it may stand still, but it never goes back.
+        public let fraction: Double
+        /// An estimate for this kind of work from the parts so far; nil before the first is finished.
         public let secondsLeft: Double?
     }
 
@@ -38,42 +43,45 @@ extension ShardmillModel {
 
     private func load(_ progress: @Sendable (Step) -> Void) async throws { _ = try await ready(progress) }
 
-    /// Return the session, after loading the programs if necessary.
-    func ready(_ progress: @Sendable (Step) -> Void = { _ in }) async throws -> Session {
+    /// Return the sessions, after loading the programs if necessary.
+    func ready(_ progress: @Sendable (Step) -> Void = { _ in }) async throws -> Sessions {
         let place = loading.join()
         defer { loading.leave(place) }
         try await loading.turn(place)
         let began = interrupt.began
         try check(began)
-        if let session { return session }
+        if let sessions { return sessions }
         let bundles = try await compiled(progress)
         try check(began)
         try checkMemory(bundles)
         let backend = try makeBackend(bundles)
         if otherBackend == nil && !compiler.isWarm(manifest, bundles: bundles, units: units.rawValue) {
-            var steps = Steps(.specialise, manifest.allParts.count)
+            let steps = Steps(.specialise, manifest.allParts.count)
             for (place, part) in manifest.allParts.enumerated() {
-                progress(steps.next(part, place))
+                progress(steps.next(part.name, place))
                 try backend.specialise(part, widths: manifest.widths) { try self.check(began) }
             }
         }
-        var steps = Steps(.load, manifest.parts.count)
-        let engine = try Engine(manifest, backend: backend) { part, place in
+        let steps = Steps(.load, manifest.parts.count)
+        let shared = Shared(backend)
+        let engine = try Engine(manifest, backend: shared) { part, place in
             try self.check(began)
-            progress(steps.next(part, place))
+            progress(steps.next(part.name, place))
         }
         // With all parts loaded, since each load may push out another's code; widest first, so that the change from
         // prefill to decode is the last. The session that is made afterwards forgets what these passes wrote.
-        for width in manifest.widths.reversed() {
+        let passes = Steps(.run, manifest.widths.count)
+        for (place, width) in manifest.widths.reversed().enumerated() {
             try check(began)
+            progress(passes.next(manifest.model, place))
             let places = Array(0..<width)
             _ = try engine.forward([Int](repeating: 0, count: width), slots: places, positions: places)
         }
-        let session = try Session(engine)
-        head = manifest.drafter == nil ? nil : try loadDrafter(session, backend: backend)
+        let sessions = try Sessions(engine, backend: shared, policy: context, most: conversations)
         if otherBackend == nil { try compiler.setWarm(manifest, bundles: bundles, units: units.rawValue) }
-        self.session = session
-        return session
+        self.sessions = sessions
+        progress(passes.next(manifest.model, manifest.widths.count))
+        return sessions
     }
 
     /// Throw if the work must end: it was cancelled, or the model is unloaded or paused.
@@ -84,10 +92,10 @@ extension ShardmillModel {
 
     private func compiled(_ progress: @Sendable (Step) -> Void) async throws -> [String: URL] {
         if otherBackend != nil { return [:] }
-        let count = manifest.allParts.count
+        let steps = Steps(.compile, manifest.allParts.count)
         return try await compiler.bundles(manifest) { part, place in
             try Task.checkCancellation()
-            progress(Step(work: .compile, part: part.name, place: place + 1, of: count, secondsLeft: nil))
+            progress(steps.next(part.name, place))
         }
     }
 
@@ -116,7 +124,11 @@ extension ShardmillModel {
 }
 
 /// Steps of one kind of work, with the time that is left.
-private struct Steps {
+private struct Steps: Sendable {
+    /// Which share of the whole each kind of work is taken for: others report that specialising takes most of the time.
+    private static let shares: [ShardmillModel.Step.Work: (from: Double, to: Double)] = [
+        .compile: (0, 0.3), .specialise: (0.3, 0.8), .load: (0.8, 0.95), .run: (0.95, 1),
+    ]
     private let work: ShardmillModel.Step.Work
     private let count: Int
     private let clock = ContinuousClock()
@@ -128,8 +140,12 @@ private struct Steps {
         start = clock.now
     }
 
-    mutating func next(_ part: Part, _ place: Int) -> ShardmillModel.Step {
+    /// Return the step with which the part at a place begins; at `count` all are finished.
+    func next(_ part: String, _ place: Int) -> ShardmillModel.Step {
         let left = place == 0 ? nil : seconds(clock.now - start) / Double(place) * Double(count - place)
-        return ShardmillModel.Step(work: work, part: part.name, place: place + 1, of: count, secondsLeft: left)
+        let (from, to) = Self.shares[work] ?? (0, 1)
+        let fraction = from + (to - from) * Double(place) / Double(max(1, count))
+        return ShardmillModel.Step(
+            work: work, part: part, place: min(place + 1, count), of: count, fraction: fraction, secondsLeft: left)
     }
 }

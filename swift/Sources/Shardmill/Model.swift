@@ -4,8 +4,17 @@ import ShardmillDecode
 import ShardmillText
 
 // What an app names beside this module's own types.
+@_exported import enum ShardmillDecode.AnswerPiece
+@_exported import struct ShardmillDecode.ChatFormat
+@_exported import struct ShardmillDecode.CheckedPart
+@_exported import enum ShardmillDecode.ContextPolicy
+@_exported import enum ShardmillDecode.FinishReason
+@_exported import struct ShardmillDecode.Labelled
+@_exported import struct ShardmillDecode.Manifest
 @_exported import struct ShardmillDecode.Sampling
 @_exported import struct ShardmillDecode.ShardmillError
+@_exported import struct ShardmillDecode.Span
+@_exported import protocol ShardmillText.TextCodec
 
 /// A build in an app: `let model = try ShardmillModel(at: folder)`, then `prewarm()`, then `chat()`.
 ///
@@ -26,8 +35,9 @@ public actor ShardmillModel {
     /// What runs programs in place of Core ML.
     let otherBackend: (@Sendable (Manifest, [String: URL]) throws -> any Backend)?
     let interrupt = Interrupt()
-    var session: Session?
-    var head: (any Drafter)?
+    let context: ContextPolicy
+    let conversations: Int
+    var sessions: Sessions?
     let loading = Line()
 
     /// Where programs may run.
@@ -48,11 +58,15 @@ public actor ShardmillModel {
     ///   - checksMemory: whether to refuse a model that takes more memory than the system leaves the app.
     ///   - loadsHead: whether to load the build's head, MTP layer or assistant, if there is one, which `Drafting.head`
     ///     needs.
+    ///   - context: what happens when a conversation is longer than the context: it ends, or it slides, that is the
+    ///     model no longer sees the oldest tokens but the first few.
+    ///   - conversations: how many conversations keep their caches while others are answered, where memory allows. Each
+    ///     takes the memory of its states; one beyond them is fed again from its beginning.
     ///   - backend: what runs programs, in place of Core ML.
     /// - Throws: `ShardmillError` if the build can't be run by this version.
     public init(
         at folder: URL, codec: (any TextCodec)? = nil, cache: URL? = nil, units: Units = .neuralEngine,
-        checksMemory: Bool = true, loadsHead: Bool = false,
+        checksMemory: Bool = true, loadsHead: Bool = false, context: ContextPolicy = .stop, conversations: Int = 2,
         backend: (@Sendable (Manifest, [String: URL]) throws -> any Backend)? = nil
     ) throws {
         let whole = try Manifest(folder: folder)
@@ -61,6 +75,8 @@ public actor ShardmillModel {
         compiler = Compiler(cache: cache)
         self.units = units
         self.checksMemory = checksMemory
+        self.context = context
+        self.conversations = conversations
         otherBackend = backend
         queue = QueueExecutor("shardmill.\(manifest.model)")
     }
@@ -73,7 +89,12 @@ public actor ShardmillModel {
         await drop()
     }
 
-    private func drop() { (session, head) = (nil, nil) }
+    private func drop() { sessions = nil }
+
+    /// Let other conversations have the cache of one that has ended.
+    nonisolated func forget(_ chat: ObjectIdentifier) { Task { await free(chat) } }
+
+    private func free(_ chat: ObjectIdentifier) { sessions?.free(.chat(chat)) }
 
     /// Refuse to run programs until `resume()`: for an app that goes to the background.
     ///
@@ -81,6 +102,24 @@ public actor ShardmillModel {
     /// `com.apple.developer.background-tasks.continued-processing.inference`. What the model is working at ends after
     /// the pass that is running, with an error of the kind `interrupted`; programs and states stay loaded.
     nonisolated public func pause() { interrupt.isPaused = true }
+
+    /// Compare the programs with the results that the build carries, as `shardmill check` does: in some seconds.
+    ///
+    /// - Returns: whether the model runs rightly on this device, with what was found of each part, for an app to show.
+    /// - Throws: `ShardmillError` of kind `build` if the build was made before there were such results, and what
+    ///   `prewarm` throws.
+    public func check(precision: String = "fp16") async throws -> Verdict {
+        guard let file = manifest.expected else {
+            throw ShardmillError(.build, "\(manifest.model) has no expected results: it was built before there were any")
+        }
+        let expected = try Expected(file)
+        let began = interrupt.began
+        let sessions = try await ready()
+        let clock = ContinuousClock()
+        let start = clock.now
+        let parts = try sessions.check(expected, precision: precision) { try self.check(began) }
+        return Verdict(parts: parts, seconds: seconds(clock.now - start))
+    }
 
     /// Run programs again after `pause()`.
     nonisolated public func resume() { interrupt.isPaused = false }
@@ -90,16 +129,19 @@ public actor ShardmillModel {
     /// A prompt that begins as the text of the last request does is fed from where they differ. If the task is
     /// cancelled, the generation ends after the pass that is running, and the session keeps what it has.
     func generate(
-        _ prompt: [Int], _ options: ShardmillOptions, stop: Set<Int>, emit: @Sendable (Piece) -> Void
+        _ prompt: [Int], _ options: ShardmillOptions, stop: Set<Int>, for chat: ObjectIdentifier? = nil,
+        emit: @Sendable (Piece) -> Void
     ) async throws -> GenerationSummary {
         let began = interrupt.began
-        let session = try await ready()
+        let sessions = try await ready()
+        let drafter = try options.drafter.make(sessions.head)
+        let drafts = options.drafter == .head
+        let session = try sessions.session(for: chat.map { .chat($0) } ?? .everybody, drafts: drafts)
         var decoding = options.decoding
         if session.engine.manifest.margin > 0 { decoding.guardMargin = manifest.margin }
         let codec = codec
         let clock = ContinuousClock()
         let start = clock.now
-        let drafter = try options.drafter.make(head)
         try session.useAdapter(options.adapter)
         let generation = try Generation(session, prompt: prompt, options: decoding, drafter: drafter) { _ in
             try self.check(began)
@@ -129,6 +171,25 @@ public actor ShardmillModel {
             promptTokensReused: generation.reusedTokens,
             tokens: count, passes: generation.passes, drafted: generation.drafted, accepted: generation.accepted,
             prefillSeconds: seconds(prefilled - start), decodeSeconds: seconds(clock.now - prefilled))
+    }
+}
+
+/// What a check of a model on this device found.
+public struct Verdict: Sendable {
+    /// What was found of each part, and of the first answer.
+    public let parts: [CheckedPart]
+    /// How long it took.
+    public let seconds: Double
+
+    /// Whether no part is wrong.
+    public var isRight: Bool { parts.allSatisfy(\.isRight) }
+    /// One line for people.
+    public var summary: String {
+        let wrong = parts.filter { !$0.isRight }.map(\.name)
+        let compared = parts.filter { $0.limit != nil }.count
+        return wrong.isEmpty
+            ? "right on this device: \(compared) of \(parts.count) compared"
+            : "wrong on this device: \(wrong.joined(separator: ", "))"
     }
 }
 

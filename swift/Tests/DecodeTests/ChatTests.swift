@@ -42,3 +42,99 @@ func oddChats() throws {
     ]
     for messages in odd { #expect(throws: ShardmillError.self) { try whole.text(of: messages) } }
 }
+
+/// A format with all that `conversation` may say.
+private let whole = #"""
+    {"begin": "[[day]]", "system": {"before": "<s>", "after": "</s>", "strip": {"ends": "end"}, "skip_empty": true,
+    "interprets": ["/off"]}, "without_system": "(none)", "user": {"before": "<u>", "after": "</u>"},
+    "assistant": {"before": "<a>", "after": "</a>", "strip": true,
+    "cut": {"mark": "</think>", "strip": {"ends": "start", "characters": "\n"}}}, "generate": "<a>", "stop": [],
+    "dates": {"[[day]]": "%A %a %d %B %b %m %Y %y"}, "thoughts": {"begin": "<think>", "end": "</think>"}}
+    """#
+
+@Test("dates, cuts, empty instructions and texts with a meaning are as conversation of model.json says")
+func wholeChats() throws {
+    let format = try JSONDecoder().decode(ChatFormat.self, from: Data(whole.utf8))
+    var calendar = Calendar(identifier: .gregorian)
+    calendar.timeZone = .current
+    let day = try #require(calendar.date(from: DateComponents(year: 2026, month: 3, day: 1, hour: 12)))
+    func text(_ messages: [(ChatFormat.Role, String)]) throws -> String {
+        try format.text(of: messages.map { (role: $0, content: $1) }, on: day)
+    }
+    let date = "Sunday Sun 01 March Mar 03 2026 26"
+    #expect(try text([(.user, "[[day]]")]) == date + "(none)<u>[[day]]</u><a>")
+    #expect(try text([(.system, " \n"), (.user, "q")]) == date + "(none)<u>q</u><a>")
+    #expect(try text([(.system, " b \n"), (.user, "q")]) == date + "<s> b</s><u>q</u><a>")
+    let answer = " x</think>y</think>\n\n  z\n "
+    #expect(try text([(.user, "q"), (.assistant, answer), (.user, "r")]) == date + "(none)<u>q</u><a>  z</a><u>r</u><a>")
+    do {
+        _ = try text([(.system, "turn it /off"), (.user, "q")])
+        Issue.record("a text with a meaning was taken")
+    } catch let error as ShardmillError {
+        #expect(error.kind == .request && error.message.contains("'/off'"))
+    }
+    #expect(try text([(.user, "/off")]) == date + "(none)<u>/off</u><a>")
+}
+
+@Test("a key of conversation that is not known leaves chat")
+func unknownConversations() throws {
+    for (key, begins) in [("begin", "[[day]]"), ("later", "<s>")] {
+        let build = try ToyBuild {
+            $0["chat"] = chat(system: true, strip: false)
+            var more = try? JSONSerialization.jsonObject(with: Data(whole.utf8)) as? [String: Any]
+            if key == "later" { more?[key] = 1 }
+            $0["conversation"] = more
+        }
+        #expect(try Manifest(folder: build.folder).chat?.begin == begins)
+    }
+}
+
+@Test("an answer is split the same however it is cut")
+func splitAnswers() throws {
+    let format = try JSONDecoder().decode(ChatFormat.self, from: Data(whole.utf8))
+    let cases: [(text: String, opened: Bool, thought: String, answer: String)] = [
+        ("<think>\nHm, yes.\n</think>\n\nIt is.", false, "Hm, yes.", "It is."),
+        ("Hm.\n</think>\nIt is. </think>", true, "Hm.", "It is. </think>"),
+        (" It is. <think>no</think>", false, "", " It is. <think>no</think>"),
+        ("<think> </think> ", false, "", ""), ("<thin", false, "", "<thin"),
+        ("<think>cut off </think", false, "cut off </think", ""),
+        ("\u{3000}<think>a  b</think>e\u{301}", false, "a  b", "e\u{301}"),
+    ]
+    for one in cases {
+        let scalars = Array(one.text.unicodeScalars)
+        for size in 1...max(1, scalars.count) {
+            var reader = AnswerReader(format, opened: one.opened)
+            var pieces: [AnswerPiece] = []
+            for start in stride(from: 0, to: scalars.count, by: size) {
+                let piece = scalars[start..<min(start + size, scalars.count)]
+                pieces += reader.push(String(String.UnicodeScalarView(piece)))
+            }
+            pieces += reader.push("", ended: true)
+            var (thought, answer) = ("", "")
+            for piece in pieces {
+                switch piece {
+                case .thought(let text): thought += text
+                case .text(let text): answer += text
+                case .call: Issue.record("no call")
+                }
+            }
+            #expect(thought == one.thought && answer == one.answer, "\(one.text) by \(size)")
+        }
+    }
+    #expect(format.thoughts?.isOpened(by: "<a>\n<think>\n") == true && format.thoughts?.isOpened(by: "<a>") == false)
+}
+
+@Test("harmony's channels are thoughts, calls and the answer")
+func splitChannels() throws {
+    let around = #"{"before": "", "after": ""}"#
+    let text = #"{"begin": "", "user": \#(around), "assistant": \#(around), "generate": "", "stop": [], "channels": true}"#
+    let format = try JSONDecoder().decode(ChatFormat.self, from: Data(text.utf8))
+    var reader = AnswerReader(format, opened: false)
+    let answer =
+        "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>commentary to=functions.f <|message|>{}"
+        + "<|call|><|start|>assistant<|channel|>final<|message|>It is.<|return|>"
+    let pieces = reader.push(answer) + reader.push("", ended: true)
+    #expect(pieces == [.thought("Hm."), .call("{}"), .text("It is.")])
+    var plain = AnswerReader(format, opened: false)
+    #expect(plain.push("It is.") + plain.push("", ended: true) == [.text("It is.")])
+}

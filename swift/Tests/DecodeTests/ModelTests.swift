@@ -5,15 +5,6 @@ import Testing
 
 @testable import ShardmillDecode
 
-/// A token for each letter.
-private struct Letters: TextCodec {
-    func encode(_ text: String, addSpecialTokens: Bool) throws -> [Int] { text.utf8.map { Int($0) % ToyBuild.vocab } }
-
-    func decode(_ tokens: [Int], skipSpecialTokens: Bool) -> String {
-        String(decoding: tokens.map { UInt8(65 + $0) }, as: UTF8.self)
-    }
-}
-
 /// Return the error of some work, which has to be typed; nil if all went well.
 private func refusal(_ work: () async throws -> Void) async throws -> ShardmillError? {
     do { try await work() } catch let error as ShardmillError { return error }
@@ -99,6 +90,107 @@ func cancelledStreams() async throws {
         }
         await #expect(throws: CancellationError.self) { try await reader.value }
     }
+}
+
+/// A back end that others can ask.
+private final class Watched: @unchecked Sendable {
+    let backend = ToyBackend()
+}
+
+@Test("conversations keep their caches beside each other, as many as the app says, and programs are loaded once")
+func conversationsAtOnce() async throws {
+    let build = try ToyBuild { $0["chat"] = chat(system: false, strip: false) }
+    for (most, kept) in [(2, true), (1, false)] {
+        let watched = Watched()
+        let model = try ShardmillModel(at: build.folder, codec: Letters(), conversations: most) { _, _ in
+            watched.backend
+        }
+        let options = ShardmillOptions(maxTokens: 2)
+        var (one, other): (Chat?, Chat?) = (model.chat(), model.chat())
+        for turn in 0..<2 {
+            for (talk, question) in [(one, "AB"), (other, "CD")] {
+                _ = try await talk?.respond(to: question, options: options)
+                let last = try #require(await talk?.last)
+                #expect(turn == 0 || (last.promptTokensReused >= 13) == kept, "\(last)")
+            }
+        }
+        #expect(watched.backend.states == most && watched.backend.functions.count == 2)
+        (one, other) = (nil, nil)
+        for _ in 0..<3 { _ = try await model.chat().respond(to: "C", options: options) }
+        #expect(watched.backend.states == most)
+    }
+}
+
+@Test("a conversation goes on from what the app has kept, and is cleared but for its instructions")
+func history() async throws {
+    let build = try ToyBuild {
+        $0 = ToyBuild.manifest(slots: 128)
+        $0["chat"] = chat(system: true, strip: false)
+    }
+    func open() throws -> ShardmillModel {
+        try ShardmillModel(at: build.folder, codec: Letters()) { _, _ in ToyBackend() }
+    }
+    let options = ShardmillOptions(maxTokens: 2)
+    let whole = try open().chat(instructions: "Z")
+    #expect(try await whole.tokenCount() == 0)
+    let first = try await whole.respond(to: "A", options: options)
+    let (count, more) = (try await whole.tokenCount(), try await whole.tokenCount(adding: "B"))
+    let stored = try JSONEncoder().encode(await whole.messages)
+    let second = try await whole.respond(to: "B", options: options)
+    #expect(await whole.last?.promptTokens == more && more > count && count > 0)
+    let kept = try JSONDecoder().decode([Message].self, from: stored)
+    #expect(kept == [Message(.system, "Z"), Message(.user, "A"), Message(.assistant, first)])
+    let again = try open().chat(history: kept)
+    #expect(try await again.respond(to: "B", options: options) == second)
+    #expect(await again.messages == whole.messages && again.isResponding == false)
+    #expect(await again.messages.map(\.id).first == kept.first?.id)
+    try await again.clear()
+    #expect(await again.messages == [Message(.system, "Z")])
+    #expect(try await again.respond(to: "A", options: options) == first)
+}
+
+@Test("a conversation that is longer than the context ends with an error that says so, or slides")
+func longConversations() async throws {
+    let build = try ToyBuild { $0["chat"] = chat(system: false, strip: false) }
+    func turns(_ context: ContextPolicy) async throws -> (Int, ShardmillError?) {
+        let talk = try ShardmillModel(at: build.folder, codec: Letters(), context: context) { _, _ in ToyBackend() }.chat()
+        for turn in 0..<12 {
+            let error = try await refusal {
+                _ = try await talk.respond(to: "A", options: ShardmillOptions(maxTokens: 3))
+            }
+            if let error { return (turn, error) }
+        }
+        return (12, nil)
+    }
+    let (ended, error) = try await turns(.stop)
+    #expect((1..<12).contains(ended) && error?.kind == .promptTooLong)
+    let (slid, none) = try await turns(.slide)
+    #expect(slid == 12 && none == nil)
+}
+
+@Test("a thought is no part of the answer, nor of later turns")
+func thoughts() async throws {
+    // The toy goes on after ">" with the letters of tokens that follow by its rule; the marks are among them.
+    let build = try ToyBuild { $0["chat"] = chat(system: false, strip: false) }
+    let plain = try ShardmillModel(at: build.folder, codec: Letters()) { _, _ in ToyBackend() }
+    let options = ShardmillOptions(maxTokens: 6)
+    let said = try await plain.chat().respond(to: "A", options: options)
+    let letters = said.map(String.init)
+    try #require(letters.count == 6)
+    let thinking = try ToyBuild {
+        $0["chat"] = nil
+        var format = chat(system: false, strip: false)
+        format["thoughts"] = ["begin": letters[0], "end": letters[3]]
+        $0["conversation"] = format
+    }
+    let talk = try ShardmillModel(at: thinking.folder, codec: Letters()) { _, _ in ToyBackend() }.chat()
+    var pieces: [AnswerPiece] = []
+    for try await piece in talk.pieces("A", options: options) { pieces.append(piece) }
+    let (thought, answer) = (letters[1] + letters[2], letters[4] + letters[5])
+    #expect(await talk.messages == [Message(.user, "A"), Message(.assistant, answer, thought: thought)])
+    #expect(pieces.contains(.thought(letters[1])) && pieces.last == .text(letters[5]))
+    try await talk.clear()
+    #expect(try await talk.respond(to: "A", options: options) == answer)
 }
 
 @Test("what an alert shows is the error's own line")

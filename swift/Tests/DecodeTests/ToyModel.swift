@@ -1,4 +1,5 @@
 import Foundation
+import Shardmill
 
 @testable import ShardmillDecode
 
@@ -128,5 +129,14 @@ final class ToyBuild {
             }
         }
         return data
+    }
+}
+
+/// A token for each letter.
+struct Letters: TextCodec {
+    func encode(_ text: String, addSpecialTokens: Bool) throws -> [Int] { text.utf8.map { Int($0) % ToyBuild.vocab } }
+
+    func decode(_ tokens: [Int], skipSpecialTokens: Bool) -> String {
+        String(decoding: tokens.map { UInt8(65 + $0) }, as: UTF8.self)
     }
 }
