@@ -19,7 +19,7 @@ from types import ModuleType
 
 from portable_coreml.errors import PortableError
 
-COREMLTOOLS = ("9.0", "9.1.dev1")  # the versions whose tests were run; others call the native module in other ways
+COREMLTOOLS = ("9.0", "9.1.dev1")  # that were tried; others call the native module otherwise
 MACOS_VERSION = (26, 0)
 _NATIVE = "coremltools.libcoremlpython"
 _CONSUMERS = (
