@@ -19,10 +19,9 @@ from types import ModuleType
 
 from portable_coreml.errors import PortableError
 
-COREMLTOOLS = (
-    "9.0",
-    "9.1.dev1",
-)  # the versions that were tried (README.md says how far); others call the native module in other ways
+<<<<<<< HEAD
+# The versions that were tried, README.md says how far; others call the native module in other ways.
+COREMLTOOLS = ("9.0", "9.1.dev1")
 MACOS_VERSION = (26, 0)
 _NATIVE = "coremltools.libcoremlpython"
 _CONSUMERS = (
