@@ -20,25 +20,6 @@ from types import ModuleType
 from portable_coreml.errors import PortableError
 
 COREMLTOOLS = ("9.0", "9.1.dev1")  # that were tried; others call the native module otherwise
-MACOS_VERSION`, the newest version that coremltools 9.0 knows, so that nothing is
-  refused for age.
-- `_is_macos()` is true where make_state() calls it. `_IS_MACOS`, which tests and remote-device code read, stays false.
-"""
-
-from __future__ import annotations
-
-import importlib.metadata
-import logging
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
-from types import ModuleType
-
-from portable_coreml.errors import PortableError
-
-<<<<<<< HEAD
-# The versions that were tried, README.md says how far; others call the native module in other ways.
-COREMLTOOLS = ("9.0", "9.1.dev1")
 MACOS_VERSION = (26, 0)
 _NATIVE = "coremltools.libcoremlpython"
 _CONSUMERS = (
