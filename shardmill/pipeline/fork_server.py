@@ -22,6 +22,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
@@ -197,8 +198,11 @@ def _take_the_place_of(job: socket.socket) -> Any:
     def watch() -> None:
         while True:
             gone = job.recv(1) != END
-            if not interrupt.happened():  # who signals a group of processes has signalled this one, too
+            # Who signals a group of processes has signalled this one, too. A signal that comes just before a system call
+            # that waits is seen after it only, so it is sent until it was seen.
+            while not interrupt.happened():
                 os.kill(os.getpid(), signal.SIGTERM)
+                time.sleep(POLL)
             if gone:
                 return
 
