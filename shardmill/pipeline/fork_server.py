@@ -198,8 +198,8 @@ def _take_the_place_of(job: socket.socket) -> Any:
     def watch() -> None:
         while True:
             gone = job.recv(1) != END
-            # Who signals a group of processes has signalled this one, too. A signal that comes just before a system call
-            # that waits is seen after it only, so it is sent until it was seen.
+            # Who signals a group of processes has signalled this one, too. A signal that comes just before a system
+            # call that waits is seen after the call only, so it is sent until it was seen.
             while not interrupt.happened():
                 os.kill(os.getpid(), signal.SIGTERM)
                 time.sleep(POLL)
