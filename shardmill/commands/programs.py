@@ -167,11 +167,11 @@ def diff_residency(
     from shardmill.evidence.file import is_result
 
     of_a_device = is_result(measured)
-    if not of_a_device:  # portable-coreml knows no builds, to which a result of a device belongs
-        _moved("diff-residency")
     rules = read_report(predicted, "predicted")
     rows = _of_a_device(predicted, measured) if of_a_device else read_report(measured, "measured")
     differences = compare(rules, rows)
+    if not of_a_device:  # portable-coreml knows no builds, to which a result of a device belongs
+        _moved("diff-residency")
     for difference in differences:
         typer.echo(one_line(str(difference)))
     left = sum(row.get("status") == "not_chosen" for row in rows)

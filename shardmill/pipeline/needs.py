@@ -60,7 +60,7 @@ class Step:
 TEXTS = ("numpy", "safetensors", "tokenizers", "torch", "transformers")
 CODES = ("coremltools", "numpy", "safetensors", "torch", "transformers")
 RUNS = (*CODES, "protobuf")
-SERVES = ("fastapi", "httpx2", "pydantic", "starlette", "uvicorn")
+SERVES = ("fastapi", "httpx2", "pillow", "pydantic", "starlette", "uvicorn")
 _ROWS = (
     # Torch merges an adapter. A tokenizer of 262,144 tokens takes 300 MB.
     Step("fetch", needs=Need(430, torch=1), packages=("huggingface-hub", "tokenizers", "torch", "transformers")),

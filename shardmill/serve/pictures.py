@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from shardmill.media.pixels import Columns
 
-_DATA = re.compile(r"data:[a-z0-9.+/-]*(;[a-z0-9.+-]+=[^;,]*)*;base64,", re.IGNORECASE)
+_DATA = re.compile(r"[dD][aA][tT][aA]:[a-zA-Z0-9.+/-]*(;[a-zA-Z0-9.+-]+=[^;,]*)*;[bB][aA][sS][eE]64,")
 _BLANK = re.compile(r"\s+")
 IDLE = 16_384  # rows that no answer uses and that are held for later turns: 256 MB of rows of 4,096 numbers
 

@@ -24,10 +24,10 @@ from shardmill.config.problems import _repeated_key
 from shardmill.serve.answer import Choice
 from shardmill.serve.call_texts import gemma_calls, object_call, python_calls
 from shardmill.serve.requests import ChatRequest
-from shardmill.serve.thoughts import FORMATS as THOUGHTS
 from shardmill.serve.thoughts import ThoughtReader
 from shardmill.serve.tool_reader import CallReader
 from shardmill.serve.tools import FORMATS, ToolFormat
+from shardmill.templates.thoughts import FORMATS as THOUGHTS
 
 from .fake import NAME, fake_model
 

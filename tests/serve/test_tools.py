@@ -88,7 +88,7 @@ def test_a_stream_names_a_call_before_its_arguments(server: Running) -> None:
         (1, "get_time", ""),
     ]
     pieces = [[call.function.arguments for call in calls if call.index == i] for i in (0, 1)]
-    assert len(pieces[0]) > 5
+    assert len(pieces[0]) > 1  # how many depends on how fast the engine is
     whole = say(server).choices[0].message
     assert ["".join(piece) for piece in pieces] == [call.function.arguments for call in whole.tool_calls]
     assert "".join(choice.delta.content or "" for choice in deltas) == whole.content

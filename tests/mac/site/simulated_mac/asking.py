@@ -8,7 +8,7 @@ from types import FrameType
 # Packages that choose libraries and system calls by the platform; truststore loads macOS's libraries.
 OF_LINUX = {
     *("PIL", "aiohttp", "greenlet", "matplotlib", "numpy", "pandas"),
-    *("psutil", "scipy", "sqlalchemy", "torch", "truststore"),
+    *("psutil", "scipy", "soundfile", "sqlalchemy", "torch", "truststore"),
 }
 OWN = frozenset(("drafted_decoding", "kit_runner", "portable_coreml", "shardmill"))
 
