@@ -129,7 +129,9 @@ public struct SHA256: Sendable {
 
 /// Return the sha256 of a file, and its size; nil if there is none.
 ///
-/// - Parameter check: called between pieces of the file; it may throw to stop.
+/// - Parameters:
+///   - file: where it lies.
+///   - check: called between pieces of the file, with how many bytes were read; it may throw to stop.
 public func sum(of file: URL, check: (Int) throws -> Void = { _ in }) throws -> (sha256: String, bytes: Int)? {
     guard let handle = try? FileHandle(forReadingFrom: file) else { return nil }
     defer { try? handle.close() }
