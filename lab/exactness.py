@@ -183,7 +183,7 @@ def witness(build: Path) -> Callable[[Sequence[int], int], list[int]]:
     from safetensors.torch import load_file
     from transformers import AutoModelForCausalLM
 
-    from shardmill.gates.stored import held_weights
+    from shardmill.gates.stored import WholeModel
     from shardmill.gates.weights import PackageWeights
     from shardmill.models.hf_config import load_hf_config
     from shardmill.plan import load_part
@@ -191,7 +191,7 @@ def witness(build: Path) -> Callable[[Sequence[int], int], list[int]]:
     content = manifest(build)
     parts = [load_part(build / "parts" / f"{part['name']}.json") for part in content["parts"]]
     plan = json.loads((build / "plan.json").read_text())
-    weights, rows = held_weights(
+    whole = WholeModel(
         [PackageWeights(build / "packages" / f"{part.name}.mlpackage", part, plan["prefix"]) for part in parts]
     )
     config = load_hf_config(build / "source")
@@ -200,10 +200,10 @@ def witness(build: Path) -> Callable[[Sequence[int], int], list[int]]:
     known = {
         "model.embed_tokens.weight": load_file(build / content["embedding"]["path"])["embedding"].float()
         / plan["architecture"]["embedding_scale"],  # transformers scales them itself
-        "lm_head.weight": torch.cat([block.clone() for block in rows]),  # each is written over the one before
+        "lm_head.weight": torch.cat([block.clone() for block in whole.head()]),  # each is written over the one before
     }
     names = model.state_dict().keys()
-    model.load_state_dict({n: known[n] if n in known else weights(n) for n in names}, assign=True)
+    model.load_state_dict({n: known[n] if n in known else whole(n) for n in names}, assign=True)
     model.generation_config.eos_token_id = None
 
     def greedy(prompt: Sequence[int], count: int) -> list[int]:

@@ -21,7 +21,7 @@ from shardmill.gates.naming import Weights
 from shardmill.gates.nonfinite import explained
 from shardmill.gates.passes import one_by_one, spans_of, together
 from shardmill.gates.runner import PartRunner
-from shardmill.gates.stored import StoredWeights, held_weights
+from shardmill.gates.stored import StoredWeights, WholeModel
 from shardmill.gates.thresholds import Allowed
 from shardmill.machine import is_portable, load_programs_as
 from shardmill.models.architecture import CLASSIFY, EMBED, LABEL, RANK
@@ -182,7 +182,7 @@ def encoder_stack_parity(
         plan: plan.json's content.
         known: the reference step's output.
     """
-    load, (stored, _) = reused(load), held_weights(all_stored)
+    load, stored = reused(load), WholeModel(all_stored)
     tokens: list[int] = known["tokens"].tolist()
     with load_programs_as("fp32"):
         encoder = load()

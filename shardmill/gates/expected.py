@@ -285,16 +285,16 @@ def greedy(stored: StoredModel, text: Sequence[int], table: Table, second: Table
     """Return transformers' greedy continuation of the beginning of a text, as `runtime.expected.Answer` has it.
 
     All tokens are guessed at once, at first from the text. Each pass corrects at least the first wrong token,
-    and often later ones, too.
+    and often later ones, too. The last token is fed to no pass: nothing follows it.
     """
     prompt, guess = [*text[:PROMPT]], [*text[PROMPT : PROMPT + ANSWER]]
     guess += [0] * (ANSWER - len(guess))
-    for _ in range(ANSWER + 1):
-        logits = stored.logits([*prompt, *guess], table, second)[len(prompt) - 1 : -1]
-        best = logits.topk(2)
-        if best.indices[:, 0].tolist() == guess:
-            break
+    for _ in range(ANSWER):
+        fed = guess[:-1]
+        best = stored.logits([*prompt, *fed], table, second)[len(prompt) - 1 :].topk(2)
         guess = best.indices[:, 0].tolist()
+        if guess[:-1] == fed:
+            break
     gaps = (best.values[:, 0] - best.values[:, 1]).tolist()
     rivals = [[int(token), float(f"{gap:.4g}")] for token, gap in zip(best.indices[:, 1], gaps, strict=True)]
     return {"prompt": prompt, "tokens": guess, "rivals": rivals}

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from shardmill.gates.stored import StoredWeights, rows_at_once
+from shardmill.gates.stored import StoredWeights, WholeModel, rows_at_once
 
 Weights = Callable[[str], Tensor]  # a tensor's name in the checkpoint -> values in any float dtype
 
@@ -172,7 +172,7 @@ def matrix_rows(weights: Weights, name: str) -> Iterator[Tensor]:
 
     Allocating new memory for each block would fragment the heap.
     """
-    if isinstance(weights, StoredWeights):
+    if isinstance(weights, StoredWeights | WholeModel):
         yield from weights.matrix_rows(name)
         return
     matrix = weights(name)

@@ -25,7 +25,7 @@ from shardmill.gates.nonfinite import explained
 from shardmill.gates.parity import IN_FP32, width_measure
 from shardmill.gates.passes import STRETCH, Pass, as_shipped, at_lengths, filled_up, in_passes, sampled, schedules
 from shardmill.gates.reference import Reference
-from shardmill.gates.stored import held_weights, transformers_name
+from shardmill.gates.stored import WholeModel, transformers_name
 from shardmill.gates.weights import PackageWeights
 from shardmill.machine import is_portable, load_programs_as
 from shardmill.models.contract import PER_LAYER
@@ -321,8 +321,6 @@ def stored_model(
         source: the checkpoint's folder.
         prefix: begins the checkpoint's names where transformers' begin with "model.".
     """
-    all_stored = [PackageWeights(path, part, prefix) for part, path in packages.values()]
-    weights, _ = held_weights(all_stored)
     tables = {table.path: table for table in embedding.tensors}
     beside = tables[EMBEDDING].beside
     vectors = {transformers_name(one, prefix): read_tensor(one, source) for one in beside}
@@ -330,7 +328,5 @@ def stored_model(
     def original(rows: Tensor, path: str) -> Tensor:
         return undone(rows, tables[path].source, list(vectors.values()))
 
-    def known(name: str) -> Tensor:
-        return vectors[name] if name in vectors else weights(name)
-
-    return StoredModel(reference, known, lambda: held_weights(all_stored)[1], original)
+    weights = WholeModel([PackageWeights(path, part, prefix) for part, path in packages.values()], vectors)
+    return StoredModel(reference, weights, weights.head, original)

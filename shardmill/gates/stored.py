@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -18,7 +18,7 @@ from shardmill.models.sources import MATRIX, put_back, undone
 from shardmill.plan import Constant, Part
 
 FP16_STEP = 2**-24  # between neighbouring fp16 numbers near 0
-BLOCK = 8_000_000  # numbers of a matrix in fp32 at a time: glibc reuses blocks of up to 32 MB, and frees larger ones
+BLOCK = 1_000_000  # numbers of a matrix in fp32 at a time: 4 MB, which a product finds in the processor's cache
 
 
 def rows_at_once(columns: int) -> int:
@@ -248,28 +248,47 @@ def _first_row(tensor: Constant) -> int:
     return tensor.source.rows[0] if tensor.source.rows else 0
 
 
-def held_weights(all_held: Sequence[StoredWeights]) -> tuple[Callable[[str], Tensor], Iterator[Tensor]]:
-    """Return a lookup of a model's layer and norm weights, and the LM head's rows in blocks.
+class WholeModel:
+    """The weights of a model whose layers and LM head are in several programs, but for its embedding table."""
 
-    The lookup takes transformers' names or the checkpoint's.
-    """
-    owners: dict[str, list[StoredWeights]] = {}
-    for one in all_held:
-        for name in {tensor.source.tensor for tensor in one.part.tensors}:
-            owners.setdefault(name, []).append(one)
-    heads = [one for one in all_held if one.part.kind == "head"]
+    def __init__(self, every: Sequence[StoredWeights], beside: Mapping[str, Tensor] | None = None) -> None:
+        """Index the tensors of all programs.
 
-    def weights(name: str) -> Tensor:
+        Args:
+            every: the constants of each program.
+            beside: tensors that no program contains, by the name under which they are asked for.
+        """
+        self.every, self.beside = every, beside or {}
+        self._owners: dict[str, list[StoredWeights]] = {}  # several if a tensor's experts are in different programs
+        for one in every:
+            for name in {tensor.source.tensor for tensor in one.part.tensors}:
+                self._owners.setdefault(name, []).append(one)
+        self._heads = [one for one in every if one.part.kind == "head"]
+
+    def __call__(self, name: str) -> Tensor:
+        """Return a layer's or norm's tensor in fp32, given transformers' name for it or the checkpoint's."""
+        if name in self.beside:
+            return self.beside[name]
         if name == "lm_head.bias":
-            return torch.cat([one(name) for one in heads])
-        # Several if a tensor's experts are in different programs.
-        first, *others = owners[name_under(all_held[0].prefix, name)]
+            return torch.cat([one(name) for one in self._heads])
+        first, *others = self._owners[name_under(self.every[0].prefix, name)]
         tensor = first(name)
         for other in others:
             other.fill(tensor, name)
         return tensor
 
-    return weights, (rows for one in heads for rows in one.rows("lm_head.weight"))
+    def matrix_rows(self, name: str) -> Iterator[Tensor]:
+        """Yield a matrix in fp32 as blocks of rows; a block may overwrite the one before it."""
+        owners = self._owners.get(name_under(self.every[0].prefix, name), [])
+        if name in self.beside or len(owners) != 1:
+            matrix = self(name)
+            yield from torch.split(matrix, rows_at_once(matrix.shape[1]))
+        else:
+            yield from owners[0].matrix_rows(name)
+
+    def head(self) -> Iterator[Tensor]:
+        """Yield the LM head's rows in fp32, in blocks; a block overwrites the one before it."""
+        return (rows for one in self._heads for rows in one.rows("lm_head.weight"))
 
 
 def transformers_name(tensor: Constant, prefix: str) -> str:

@@ -143,6 +143,8 @@ def main() -> None:
     code = 1
 
     def say() -> None:
+        for number in interrupt.SIGNALS:  # who waited is told, ends, and is then taken for gone
+            signal.signal(number, signal.SIG_IGN)
         with suppress(OSError):  # nobody waits any longer
             job.sendall(bytes([code]))
 

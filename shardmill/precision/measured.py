@@ -18,7 +18,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from shardmill.gates.naming import Weights
-from shardmill.gates.stored import StoredWeights, held_weights
+from shardmill.gates.stored import StoredWeights, WholeModel
 from shardmill.models.architecture import name_under
 from shardmill.precision.original import Original, last_states
 
@@ -124,17 +124,17 @@ def measured_forms(model: Original, original: Path, all_stored: Sequence[StoredW
     with safe_open(original, framework="pt") as stored:
         cut: list[list[int]] = stored.get_tensor("tokens").tolist()
         last = list(stored.get_tensor("last"))
-    lookup, rows = held_weights(all_stored)
+    whole = WholeModel(all_stored)
     names = {tensor.source.tensor for one in all_stored for tensor in one.part.tensors}
 
     def weights(name: str) -> Tensor:
         held_here = name == "lm_head.bias" or name_under(all_stored[0].prefix, name) in names
-        return lookup(name) if held_here else model.weights(name)
+        return whole(name) if held_here else model.weights(name)
 
     states = _run(model, cut, weights)
     tallies = [Tally(torch.tensor([*window[1:], -1])) for window in cut]
     first = 0
-    for block in _joined(rows):
+    for block in _joined(whole.head()):
         rows_before = model.head[first : first + len(block)]
         for tally, before, after in zip(tallies, last, states, strict=True):
             was = _logits(model, before, rows_before, model.weights, first)

@@ -17,8 +17,9 @@ from shardmill.convert.weights import PartWeights
 from shardmill.errors import GateError
 from shardmill.forms.form import matrices
 from shardmill.gates import stored as module
+from shardmill.gates.naming import matrix_rows
 from shardmill.gates.rounding import weight_steps
-from shardmill.gates.stored import Stored
+from shardmill.gates.stored import Stored, WholeModel
 from shardmill.gates.weights import PackageWeights
 from shardmill.models.interface import FIXED, EntryPoints
 from shardmill.plan import Constant
@@ -111,6 +112,30 @@ def test_rows_are_the_tensor_s(stored: PackageWeights, monkeypatch: pytest.Monke
         blocks = [rows.clone() for rows in stored.rows(name)]
         assert [len(b) for b in blocks] == [40, 40, 16]
         assert torch.equal(torch.cat(blocks), stored.values(name))
+
+
+def test_a_whole_model_is_multiplied_a_block_of_rows_at_a_time(
+    built: tiny.Build, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whole matrices in fp32 would be paid for page by page, in each pass of transformers' model."""
+    block_rows(monkeypatch, 40)
+    whole = WholeModel([PackageWeights(built.packages[part.name], part) for part in (*built.layers(), *built.heads())])
+    dequantised = tiny.dequantised(built)
+    for layer in ("2", "3"):  # of two programs
+        name = f"model.{PROJECTION.replace('2', layer)}"
+        blocks = [rows.clone() for rows in matrix_rows(whole, name)]
+        assert [len(rows) for rows in blocks] == [40, 40, 16]
+        assert torch.equal(torch.cat(blocks), whole(name)) and torch.equal(whole(name), dequantised[name])
+    rows = torch.cat([rows.clone() for rows in whole.head()])
+    assert torch.equal(rows, dequantised["lm_head.weight"])
+
+
+def test_what_no_program_contains_stands_beside_a_whole_model(built: tiny.Build) -> None:
+    part = built.layers()[0]
+    beside = torch.arange(6.0).reshape(3, 2)
+    whole = WholeModel([PackageWeights(built.packages[part.name], part)], {"model.other.weight": beside})
+    assert torch.equal(whole("model.other.weight"), beside)
+    assert torch.equal(torch.cat(list(matrix_rows(whole, "model.other.weight"))), beside)
 
 
 FORMS = ("int4", "palette4", "palette6/16", "palette8", "fp16")

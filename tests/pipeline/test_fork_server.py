@@ -156,6 +156,11 @@ def test_a_job_ends_after_all_that_its_fork_does_at_its_end(server: Server, tmp_
     assert (tmp_path / "last").exists()
 
 
+def test_a_fork_whose_job_is_done_is_not_interrupted(server: Server) -> None:
+    jobs = [server.job('interrupt.ends_this_process("by force")') for _ in range(4)]
+    assert [outcome(job) for job in jobs] == [(0, "", "")] * 4
+
+
 def test_ctrl_c_reaches_each_fork_once_and_the_server_not(server: Server) -> None:
     """A terminal sends it to the whole group of processes."""
     job = server.job(CAUGHT)

@@ -62,7 +62,8 @@ def _pack(out: int, rows: int, weights: Callable[[int, int], Tensor]) -> tuple[A
 
     def pack(first: int, last: int) -> None:
         block = weights(first, last)
-        if float(block.abs().max()) <= _MOST:  # false of NaN, too
+        lowest, highest = map(float, block.aminmax())  # NaN if a weight is
+        if lowest >= -_MOST and highest <= _MOST:
             made[first // rows] = torch.ops.quantized.linear_prepack_fp16(block, None)
 
     in_pieces(pack, out, rows)
