@@ -16,7 +16,7 @@ from shardmill.files import load_json
 from shardmill.media.image_rules import (
     Area,
     Budget,
-    Color,
+    Colour,
     Filter,
     Fixed,
     ImageRules,
@@ -157,7 +157,7 @@ def checkpoint_image_rules(source: Path, most: int) -> ImageRules:
             raise CheckpointError(f"{source / SETTINGS}: {key} is false, which no rules say")
     if getattr(processor, "do_pan_and_scan", None):
         raise CheckpointError(f"{source / SETTINGS}: do_pan_and_scan is true, which no rules say")
-    mean, std = _colors(processor, name)
+    mean, std = _colours(processor, name)
     rules = ImageRules(
         patch=kind.patch(processor, config),
         merge=kind.merge(processor, config),
@@ -188,11 +188,11 @@ def _settings(source: Path) -> Mapping[str, Any]:
     raise CheckpointError(f"{source}: has neither {SETTINGS} nor {NESTED}, so nothing says what a picture becomes")
 
 
-def _colors(processor: Any, name: str) -> tuple[Color, Color]:
+def _colours(processor: Any, name: str) -> tuple[Colour, Colour]:
     """Return mean and std. What Gemma 4's model does to pixels first, 2 (x - 0.5), belongs to the host as well."""
     if name == "Gemma4ImageProcessor":
         return (0.5, 0.5, 0.5), (0.5, 0.5, 0.5)
     if not processor.do_normalize:
         return (0.0, 0.0, 0.0), (1.0, 1.0, 1.0)
-    mean, std = ((*map(float, color),) for color in (processor.image_mean, processor.image_std))
+    mean, std = ((*map(float, colour),) for colour in (processor.image_mean, processor.image_std))
     return (mean[0], mean[1], mean[2]), (std[0], std[1], std[2])
