@@ -23,9 +23,9 @@ class View:
 
     Attributes:
         grid: rows and columns of patches.
-        columns: [3 patch^2, patches], one column for each patch, with its numbers by colour, row and column. The patches
-            whose features become one row of the model follow one another; such blocks are in reading order, and so are
-            the patches of a block.
+        columns: [3 patch^2, patches], one column for each patch, with its numbers by colour, row and column. The
+            patches whose features become one row of the model follow one another; such blocks are in reading order,
+            and so are the patches of a block.
     """
 
     grid: tuple[int, int]
