@@ -1,27 +1,25 @@
 """Topology: which layers, and which rows of the LM head, make up each program, within what one program may hold.
 
-Sizes are sizes of the weight file that conversion writes, to the byte: the Neural Engine refuses this file if it is too
-large. The limits are the placement rules' limits, by which the residency gate judges the finished programs. What is
-chosen here suits every system that the config is for. What a config chooses itself may suit only some systems, unless
-it names the others.
+What is chosen here suits every system that the config is for. What a config chooses itself may suit only some systems,
+unless it names the others.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import accumulate, pairwise
 from math import isqrt, prod
 from typing import TYPE_CHECKING
 
-from portable_coreml.judge.limits import MIN_WEIGHT_BYTES, Limit, listed, loosest, strictest, taking
+from portable_coreml.judge.limits import MIN_WEIGHT_BYTES, strictest
 from portable_coreml.judge.rules.shapes import MAX_EXTENT, STATE_WIDTH_MULTIPLE
 
 from shardmill.config import Config
-from shardmill.convert.blob import ALIGNMENT, SMALLEST
+from shardmill.convert.blob import ALIGNMENT
 from shardmill.errors import ConfigError
 from shardmill.forms import recipe as recipes
-from shardmill.forms.form import FP16, INT8, MATRIX, form
+from shardmill.forms.form import FP16
 from shardmill.forms.recipe import Recipe, unreachable
 from shardmill.models.adapters import unadaptable
 from shardmill.models.architecture import (
@@ -39,28 +37,23 @@ from shardmill.models.caches import RING, Shape
 from shardmill.models.contract import BLOCK, GraphSpec, most_tokens, window_slots
 from shardmill.models.encoder import with_answers
 from shardmill.models.interface import FIXED, HOST, TANH, TOWER
-from shardmill.models.part_kinds import constants, encoder_spec, tower_constants, whole_spec
+from shardmill.models.part_kinds import constants, tower_constants, whole_spec
 from shardmill.models.tower import TowerArchitecture
 from shardmill.plan import empty_parts
+from shardmill.weight_files import (
+    fewer_bytes,
+    file_bytes,
+    layer_bytes,
+    refusal,
+    refused_over,
+    slice_bytes,
+    weight_limit,
+)
 
 if TYPE_CHECKING:
-    from shardmill.config import Config
     from shardmill.models.eagle3 import DrafterDescription
 
-__all__ = [
-    "file_bytes",
-    "misfits",
-    "overweight",
-    "proposed",
-    "resolve_topology",
-    "share_layers",
-    "warnings",
-    "weight_limit",
-    "with_fitting_experts",
-]
-
 MOST_SLICES = 64  # more slices would cost a pass more than extents over MAX_EXTENT might
-SMALLER = {FP16: "INT8 halves them", INT8: "INT4 halves them"}  # by the form of a recipe, what to do about many bytes
 Range = tuple[int, int]
 
 
@@ -79,19 +72,6 @@ def as_configured(config: Config, model: ModelDescription) -> ModelDescription:
     return replace(model, architecture=a)
 
 
-def weight_limit(config: Config) -> Limit:
-    """Return the most bytes of a weight file that every system of the config takes."""
-    return strictest(config.systems).weight_bytes
-
-
-def _refusing(config: Config, chosen_here: bool = False) -> Limit:
-    """Return the limit over which a program is refused: of named systems each counts, of all that are known some one.
-
-    A program that was `chosen_here`, and not by the config, suits every system.
-    """
-    return weight_limit(config) if config.program.runs_on or chosen_here else loosest().weight_bytes
-
-
 def with_fitting_experts(config: Config, a: Architecture) -> Config:
     """Return the config with routed experts if `topology: auto` has no room for a layer with all of its experts.
 
@@ -101,7 +81,7 @@ def with_fitting_experts(config: Config, a: Architecture) -> Config:
     if experts is None or a.ends is not None or config.topology != "auto" or config.experts != "dense":
         return config
     routed, built = replace(config, experts="routed"), with_experts(a, routed=True)
-    if ALIGNMENT + max(_layer_bytes(config, a)) <= limit or misfits(routed, built):
+    if ALIGNMENT + max(layer_bytes(config, a)) <= limit or misfits(routed, built):
         return config
     fitting = [n for n in _divisors(_units(experts)) if max(_group_bytes(routed, built, n)) <= limit]
     return replace(config, experts=fitting[0]) if fitting else config
@@ -140,7 +120,7 @@ def _even_ranges(config: Config, a: Architecture) -> tuple[Range, ...]:
 
     If the host keeps the caches, layers without a cache are in separate ranges, since a prompt may leave them out.
     """
-    sizes, ranges = _layer_bytes(config, a), list[Range]()
+    sizes, ranges = layer_bytes(config, a), list[Range]()
     apart = _first_apart(config, a)
     for ends in (joints(a.kinds[:apart]), [*range(apart, a.layers + 1)]):
         units = [sum(sizes[start:end]) for start, end in pairwise(ends)]
@@ -288,9 +268,9 @@ def _unfit_tower(config: Config, tower: TowerArchitecture | None) -> str:
         return f"images.patches: {uneven[0]} is no multiple of the {sides} x {sides} patches of a row; {near} is"
     whole = GraphSpec(TOWER, tower.graph, tower.kinds, tower=tower.io, tokens=config.images.sizes[-1])
     size = file_bytes(constants(whole), Recipe(config.images.form))
-    if size > _refusing(config).most:
+    if size > refused_over(config).most:
         remedy = "`form: int8` halves it" if config.images.form == FP16 else "this tower can't be built"
-        return _refusal(config, "images", "the tower", size, remedy)
+        return refusal(config, "images", "the tower", size, remedy)
     return ""
 
 
@@ -369,51 +349,31 @@ def _unroutable(config: Config, a: Architecture) -> str:
 
 def overweight(config: Config, a: Architecture) -> list[str]:
     """Return the layers and the slice that hold more than one program may, with a topology that fits."""
-    sizes = _layer_bytes(config, a)
+    sizes = layer_bytes(config, a)
     apart = _first_apart(config, a)
     whole = [*pairwise(joints(a.kinds[:apart])), *pairwise(range(apart, a.layers + 1))]
     units = {unit: sum(sizes[slice(*unit)]) for unit in whole}
     heaviest = max(units, key=units.__getitem__)
-    limit = _refusing(config, chosen_here=config.topology == "auto")
+    limit = refused_over(config, chosen_here=config.topology == "auto")
     if ALIGNMENT + units[heaviest] > limit.most:
         first, last = heaviest[0], heaviest[1] - 1
         block = f"the block of layers {first} to {last}, which share caches,"
         what = f"layer {first} alone" if first == last else block
-        remedy = "`program.state: host` cuts it" if first < last else _fewer_bytes(config)
-        return [_refusal(config, "topology", what, ALIGNMENT + units[heaviest], remedy)]
+        remedy = "`program.state: host` cuts it" if first < last else fewer_bytes(config)
+        return [refusal(config, "topology", what, ALIGNMENT + units[heaviest], remedy)]
     chosen, fitting = proposed(config, a), proposed(replace(config, topology="auto"), a)
     names = (name for name in chosen.parts if not name.startswith("experts"))
     parts = {name: ALIGNMENT + sum(sizes[start:end]) for name, (start, end) in zip(names, chosen.ranges, strict=False)}
     remedy = f"{[list(part) for part in fitting.ranges]} fits"
-    heavy = [_refusal(config, "topology", name, size, remedy) for name, size in parts.items() if size > limit.most][:1]
+    heavy = [refusal(config, "topology", name, size, remedy) for name, size in parts.items() if size > limit.most][:1]
     if a.ends is not None:
         return heavy
-    slice_bytes = _slice_bytes(config, a, chosen.slices)
-    if slice_bytes > _refusing(config).most:
-        heavy.append(_refusal(config, "head.slices", "head_0", slice_bytes, f"{_head_slices(config, a)} slices fit"))
-    if chosen.groups and (group_bytes := max(_group_bytes(config, a, chosen.groups))) > _refusing(config).most:
+    if (size := slice_bytes(config, a, chosen.slices)) > refused_over(config).most:
+        heavy.append(refusal(config, "head.slices", "head_0", size, f"{_head_slices(config, a)} slices fit"))
+    if chosen.groups and (group_bytes := max(_group_bytes(config, a, chosen.groups))) > refused_over(config).most:
         remedy = "`routed` leaves the number of groups to the plan"
-        heavy.append(_refusal(config, "experts", "a group", group_bytes, remedy))
+        heavy.append(refusal(config, "experts", "a group", group_bytes, remedy))
     return heavy
-
-
-def warnings(config: Config, sizes: Mapping[str, int]) -> list[str]:
-    """Return in a line what some of the config's systems are expected to run on the CPU; nothing if there is nothing.
-
-    Args:
-        config: the config.
-        sizes: bytes of the weight file of each program, by its name.
-    """
-    limit = weight_limit(config)
-    large = {name: size for name, size in sizes.items() if size > limit.most}
-    if not large:
-        return []
-    lost = [system for system in config.systems if system not in taking(max(large.values()), config.systems)]
-    where = f"expected on the CPU on {listed(lost)}, whose limit is {limit.most} bytes of weights (rule {limit.rule})"
-    cut = all(name.startswith(("layers", "head", "encoder")) for name in large)
-    fewer = SMALLER.get(config.convert.recipe.default)
-    remedies = ["smaller parts run on the Neural Engine everywhere"] if cut else [fewer] if fewer else []
-    return [f"{', '.join(large)}: {where}; {', or '.join([*remedies, _naming(config, max(large.values()))])}"]
 
 
 def overweight_drafter(config: Config, a: Architecture, drafter: DrafterDescription) -> list[str]:
@@ -422,52 +382,8 @@ def overweight_drafter(config: Config, a: Architecture, drafter: DrafterDescript
     sizes = {part.name: file_bytes(part.named_shapes, config.convert.recipe) for part in parts}
     shapes = {path: shape for part in parts for path, shape in part.named_shapes.items()}
     problems = list(recipes.recipe_misfits(config.convert.recipe, shapes))
-    large = [name for name, size in sizes.items() if size > _refusing(config).most]
-    return problems + [_refusal(config, "drafter", name, sizes[name], _fewer_bytes(config)) for name in large]
-
-
-def _fewer_bytes(config: Config) -> str:
-    """Return what to do about a matrix or a layer that is too large."""
-    return SMALLER.get(config.convert.recipe.default, "this model can't be built")
-
-
-def file_bytes(shapes: Mapping[str, Shape], chosen: Recipe) -> int:
-    """Return bytes of the weight file of a program.
-
-    Args:
-        shapes: the shapes of the program's constants, by path.
-        chosen: the form of each matrix of the program.
-    """
-    return ALIGNMENT + sum(_constant_bytes(path, shape, chosen) for path, shape in shapes.items())
-
-
-def _constant_bytes(path: str, shape: Shape, chosen: Recipe) -> int:
-    """Return the bytes of a constant in the weight file.
-
-    Integers have scales beside them, and palettes have tables. A short constant lies outside the weight file.
-    """
-    if prod(shape) < SMALLEST:
-        return 0
-    return sum(map(_blob_bytes, form(chosen.form(path) if len(shape) == MATRIX else FP16).blobs(shape)))
-
-
-def _blob_bytes(size: int) -> int:
-    """Return the bytes of a blob with its record, padded to the start of the next blob."""
-    return ALIGNMENT + -(-size // ALIGNMENT) * ALIGNMENT
-
-
-def _layer_bytes(config: Config, a: Architecture) -> list[int]:
-    """Return bytes of each layer in a weight file; of an encoder with what stands around its layers."""
-    chosen = config.convert.recipe
-    specs = [GraphSpec("layers", a.graph, ((i, kind),)) for i, kind in enumerate(a.kinds)]
-    if a.ends is not None:
-        specs = [encoder_spec(a, i, i + 1) for i in range(a.layers)]
-    return [file_bytes(constants(one), chosen) - ALIGNMENT for one in specs]
-
-
-def _slice_bytes(config: Config, a: Architecture, count: int) -> int:
-    """Return bytes of each of `count` slices of the LM head."""
-    return file_bytes(constants(GraphSpec("head", a.graph, rows=a.vocab // count)), config.convert.recipe)
+    large = [name for name, size in sizes.items() if size > refused_over(config).most]
+    return problems + [refusal(config, "drafter", name, sizes[name], fewer_bytes(config)) for name in large]
 
 
 def _head_slices(config: Config, a: Architecture) -> int:
@@ -476,24 +392,8 @@ def _head_slices(config: Config, a: Architecture) -> int:
     The extent's limit is given up if the vocabulary has no divisor that suits: convolutions with more output channels
     are reported to run (rule S3). The program's limit always holds, because one row fits any program.
     """
-    fitting = [n for n in _divisors(a.vocab) if _slice_bytes(config, a, n) <= weight_limit(config).most]
+    fitting = [n for n in _divisors(a.vocab) if slice_bytes(config, a, n) <= weight_limit(config).most]
     return next((n for n in fitting if n <= MOST_SLICES and a.vocab // n <= MAX_EXTENT), fitting[0])
-
-
-def _refusal(config: Config, key: str, what: str, size: int, remedy: str) -> str:
-    """Return why a program is refused: no system takes it, or one that the config is for does not."""
-    taken = taking(size, config.systems)
-    limit = weight_limit(config) if taken or config.program.runs_on else loosest().weight_bytes
-    where = f" on {listed(system for system in config.systems if system not in taken)}" if taken else ""
-    why = f"holds {size} bytes of weights, the limit is {limit.most}{where} (rule {limit.rule})"
-    return f"{key}: {what} {why}; {remedy}{f', or {_naming(config, size)}' if taken else ''}"
-
-
-def _naming(config: Config, size: int) -> str:
-    """Return how a config says that it is only for systems that take a program of this size."""
-    taken = taking(size, config.systems)
-    of_one = [system for system in taken if system.split()[0] == taken[0].split()[0]]
-    return f"`program.runs_on: [{of_one[0]}, {of_one[-1]}]` names only systems that take it"
 
 
 def _divisors(number: int) -> list[int]:

@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from portable_coreml.judge import limits as of_systems
 
-from shardmill import config, plan, topology
+from shardmill import config, plan, topology, weight_files
 from shardmill.convert import stamped
 from shardmill.errors import ConfigError
 from shardmill.forms.recipe import recipe
@@ -87,20 +87,20 @@ def test_too_many_layers_in_a_part_are_refused_with_a_topology_that_fits() -> No
 def sized(chosen: config.Config) -> dict[str, int]:
     """The bytes of Phi-4-mini's programs."""
     parts = plan.empty_parts(chosen, PHI)[:-1]
-    return {part.name: topology.file_bytes(part.named_shapes, chosen.convert.recipe) for part in parts}
+    return {part.name: weight_files.file_bytes(part.named_shapes, chosen.convert.recipe) for part in parts}
 
 
 def test_what_only_older_systems_take_is_built_with_a_warning_unless_a_newer_one_is_named() -> None:
     """The split that is known to be resident on macOS 26."""
     ranges = {"topology": [[0, 20], [20, 24], [24, 30], [30, 32]]}
     chosen = topology.resolve_topology(settings(**ranges), PHI)
-    assert topology.warnings(chosen, sized(chosen)) == [
+    assert weight_files.warnings(chosen, sized(chosen)) == [
         "layers_00_20: expected on the CPU on macOS 27, iOS 18 and iOS 27, whose limit is 1073741824 bytes of weights "
         "(rule W1); smaller parts run on the Neural Engine everywhere, or `program.runs_on: [macOS 15, macOS 26]` "
         "names only systems that take it"
     ]
     older = topology.resolve_topology(settings(**ranges, program=OLDER), PHI)
-    assert topology.warnings(older, sized(older)) == []
+    assert weight_files.warnings(older, sized(older)) == []
     assert refusal(PHI, **ranges, program={"runs_on": ["macOS 15", "macOS 27"]}) == (
         "topology: layers_00_20 holds 2014630464 bytes of weights, the limit is 1073741824 on macOS 27 (rule W1); "
         "[[0, 8], [8, 16], [16, 24], [24, 32]] fits, or `program.runs_on: [macOS 15, macOS 26]` names only systems "
@@ -113,14 +113,14 @@ def test_what_only_older_systems_take_is_built_with_a_warning_unless_a_newer_one
 def test_no_part_that_is_chosen_here_is_over_the_limit_of_a_system() -> None:
     for program in ({}, OLDER, {"runs_on": ["iOS 18", "iOS 26"]}, {"runs_on": ["macOS 27", "macOS 27"]}):
         chosen = topology.resolve_topology(settings(program=program), PHI)
-        assert max(sized(chosen).values()) <= topology.weight_limit(chosen).most
-        assert topology.warnings(chosen, sized(chosen)) == []
+        assert max(sized(chosen).values()) <= weight_files.weight_limit(chosen).most
+        assert weight_files.warnings(chosen, sized(chosen)) == []
 
 
 def test_the_limit_itself_is_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
     """The rule is on files over it: one byte less room and the same parts are refused, and others proposed."""
     half = topology.resolve_topology(settings(program=OLDER), PHI)
-    size = topology.file_bytes(constants(plan.empty_parts(half, PHI)[0].spec), recipe("int8"))
+    size = weight_files.file_bytes(constants(plan.empty_parts(half, PHI)[0].spec), recipe("int8"))
     limited(monkeypatch, size)
     assert topology.resolve_topology(settings(program=OLDER), PHI) == topology.resolve_topology(half, PHI) == half
     limited(monkeypatch, size - 1)
@@ -130,8 +130,8 @@ def test_the_limit_itself_is_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_constants_that_the_program_itself_holds_take_no_room_in_the_weight_file() -> None:
     """coremltools writes constants of fewer than ten numbers into the program."""
-    assert topology.file_bytes({"sinks": (9,)}, recipe("int8")) == 64
-    assert topology.file_bytes({"sinks": (10,)}, recipe("int8")) == 64 + 64 + 64
+    assert weight_files.file_bytes({"sinks": (9,)}, recipe("int8")) == 64
+    assert weight_files.file_bytes({"sinks": (10,)}, recipe("int8")) == 64 + 64 + 64
 
 
 def test_a_head_that_is_too_large_is_refused_with_a_number_that_fits() -> None:
@@ -315,7 +315,7 @@ def test_layers_that_share_caches_and_are_too_large_together_are_refused() -> No
     for changes in ({}, half):
         chosen = topology.resolve_topology(settings(program={"state": "host"}, **changes), gemma4())
         parts = plan.empty_parts(chosen, gemma4())[:-1]
-        assert max(topology.file_bytes(p.named_shapes, chosen.convert.recipe) for p in parts) <= 1 << 30
+        assert max(weight_files.file_bytes(p.named_shapes, chosen.convert.recipe) for p in parts) <= 1 << 30
 
 
 def test_a_calibration_runs_layers_one_by_one() -> None:
@@ -374,7 +374,7 @@ def test_the_size_of_a_program_is_that_of_its_weight_file(tmp_path: Path, quanti
     parts, _ = tiny.split(source, convert={"weights": quantization})
     for name in ("layers_00_02", "head_1"):
         package = tiny.convert(parts[name], source, tmp_path / f"{name}.mlpackage", quantization)
-        expected = topology.file_bytes(constants(parts[name].spec), recipe(quantization))
+        expected = weight_files.file_bytes(constants(parts[name].spec), recipe(quantization))
         assert (package / stamped.WEIGHT_FILE).stat().st_size == expected
 
 
@@ -535,8 +535,8 @@ def test_an_encoder_is_as_few_programs_for_a_bucket_as_fit_its_systems(changes: 
         own = [part for part in programs if part.spec.tokens == size]
         assert {path: shape for part in own for path, shape in part.shapes.items()} == constants(whole_spec(a))
         assert sum(len(part.shapes) for part in own) == len(constants(whole_spec(a)))
-    sizes = [topology.file_bytes(part.named_shapes, chosen.convert.recipe) for part in programs]
-    assert max(sizes) <= topology.weight_limit(chosen).most
+    sizes = [weight_files.file_bytes(part.named_shapes, chosen.convert.recipe) for part in programs]
+    assert max(sizes) <= weight_files.weight_limit(chosen).most
 
 
 def test_an_encoder_in_one_program_keeps_its_name_and_its_content() -> None:
@@ -549,8 +549,8 @@ def test_an_encoder_in_one_program_keeps_its_name_and_its_content() -> None:
 def test_an_encoder_that_names_too_large_parts_is_refused_or_warned_of() -> None:
     a, whole = privacy_filter(), {"topology": [[0, 8]]}
     chosen = topology.resolve_topology(encoder(**whole), a)
-    sizes = {p.name: topology.file_bytes(p.named_shapes, recipe("int8")) for p in plan.empty_parts(chosen, a)[:-1]}
-    (line,) = topology.warnings(chosen, sizes)
+    sizes = {p.name: weight_files.file_bytes(p.named_shapes, recipe("int8")) for p in plan.empty_parts(chosen, a)[:-1]}
+    (line,) = weight_files.warnings(chosen, sizes)
     assert line.startswith("encoder_128, encoder_520: expected on the CPU on macOS 27, iOS 18 and iOS 27")
     assert "smaller parts run on the Neural Engine everywhere" in line
     with pytest.raises(ConfigError) as caught:
@@ -585,7 +585,7 @@ def test_a_tower_obeys_the_limits_as_any_part_does(monkeypatch: pytest.MonkeyPat
     plain, both = (topology.resolve_topology(settings(**more), a) for more in ({}, {"images": images}))
     assert both.parts == (*plain.parts, "tower_256", "tower_1024") and both.ranges == plain.ranges
     shapes = constants(tower_spec(a.tower, 256))
-    assert [round(topology.file_bytes(shapes, recipe(form)) / 1e6) for form in ("fp16", "int8")] == [903, 455]
+    assert [round(weight_files.file_bytes(shapes, recipe(form)) / 1e6) for form in ("fp16", "int8")] == [903, 455]
     limited(monkeypatch, 500_000_000)
     assert topology.resolve_topology(settings(images=images), a)
     said = refusal(a, images={**images, "form": "fp16"})

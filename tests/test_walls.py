@@ -42,7 +42,8 @@ MAY_USE: dict[str, set[str]] = {
     "plan": {"checkpoint", "config", "forms", "models"},
     "runtime": {"checkpoint", "models", "drafted_decoding", "kit_runner"},
     "convert": {"checkpoint", "forms", "models", "plan"},
-    "topology": {"config", "convert", "forms", "models", "plan"},
+    "weight_files": {"config", "convert", "forms", "models"},
+    "topology": {"config", "convert", "forms", "models", "plan", "weight_files"},
     "evidence": {"kit_runner"},
     "gates": {"checkpoint", "convert", "drafted_decoding", "forms", "kit_runner", "models", "plan", "runtime"},
     "precision": {"checkpoint", "convert", "forms", "gates", "models", "plan"},
@@ -55,7 +56,7 @@ MAY_USE: dict[str, set[str]] = {
     "pipeline": {
         "bench", "checkpoint", "config", "convert", "drafted_decoding", "evidence", "forms", "gates", "kit_runner",
         "media", "models", "plan", "precision", "records", "report", "runtime", "serve", "templates", "topology",
-        "witness",
+        "weight_files", "witness",
     },
     "release": {"checkpoint", "forms", "gates", "pipeline", "plan", "records", "runtime"},
     "device": {

@@ -125,7 +125,7 @@ def _benchmark_settings(wanted: dict[str, Any]) -> Benchmark:
     from pydantic import ValidationError
 
     from shardmill.config import Benchmark
-    from shardmill.config.problems import describe_all
+    from shardmill.config.reading import describe_all
     from shardmill.errors import ConfigError
 
     try:

@@ -249,7 +249,7 @@ def _reaches_core_ml() -> bool:
 
 def _schedulers() -> dict[str, str]:
     """Return the scheduler in each profile, by its file: the profiles here and in $SNAKEMAKE_PROFILE."""
-    from shardmill.config.problems import read_yaml
+    from shardmill.config.reading import read_yaml
 
     named = os.environ.get("SNAKEMAKE_PROFILE", "").strip()
     files = [*sorted(Path("profiles").glob("[!.]*/config.yaml")), *([Path(named, "config.yaml")] if named else [])]

@@ -155,7 +155,7 @@ def lock(
     ] = False,
 ) -> None:
     """Write the commits of configs' hub repositories into NAME.lock beside each config, from which builds take them."""
-    from shardmill.config.problems import read_yaml
+    from shardmill.config.reading import read_yaml
     from shardmill.pipeline.locks import relock
     from shardmill.pipeline.resolve import parsed
 

@@ -325,7 +325,7 @@ def covers(name: str, kind: str) -> str:
 
 def _model_type(file: Path) -> str:
     """Return the model_type of a config's model from the first config.json on this machine; "" if it is missing."""
-    from shardmill.config.problems import read_yaml
+    from shardmill.config.reading import read_yaml
 
     try:
         content = read_yaml(file)
@@ -348,7 +348,7 @@ def synth_checkpoint(
     layers: Annotated[int | None, typer.Option(min=1, help="Number of layers, if other than the model's.")] = None,
 ) -> None:
     """Write a Hugging Face checkpoint with random weights, to work at full size without a download."""
-    from shardmill.config.problems import read_yaml
+    from shardmill.config.reading import read_yaml
     from shardmill.imports import needing_lab, quiet_transformers
     from shardmill.models.hf_config import content_fault
     from shardmill.pipeline.resolve import located, workflow_root

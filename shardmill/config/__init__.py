@@ -17,7 +17,7 @@ from shardmill.config.model import (
     Source,
     Tokens,
 )
-from shardmill.config.problems import config_of, find_config, load, parse, schema
+from shardmill.config.reading import config_of, find_config, load, parse, schema
 
 __all__ = [
     "DRAFTERS",

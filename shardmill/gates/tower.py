@@ -30,14 +30,13 @@ from shardmill.gates.stored import StoredWeights
 from shardmill.machine import is_portable, load_programs_as
 from shardmill.models.hf_config import load_whole_config
 from shardmill.models.part_kinds import interface
-from shardmill.models.tower import TABLE
+from shardmill.models.tower import COLOURS, TABLE
 from shardmill.plan import Part
 from shardmill.runtime.expected import grids, rows
 from shardmill.runtime.kv import Floats
 from shardmill.runtime.program import Program, reused
 from shardmill.runtime.tower import Grid, places, tower_arrays
 
-COLOURS = 3
 KIND = "AutoModelForImageTextToText"
 FAINT, FAINTNESS = "faint", 0.1  # an image, and what is left of its patches in shares of what the table gives
 LOUD = 10.0  # noise in what fills a bucket up

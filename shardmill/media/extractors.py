@@ -8,11 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from shardmill.errors import CheckpointError
-from shardmill.files import load_json
 from shardmill.media.mel import MelRules
+from shardmill.media.processors import SETTINGS, processor_settings
 
-SETTINGS = "preprocessor_config.json"
-NESTED = "processor_config.json"  # where newer checkpoints keep them, under `feature_extractor`
 HIGHEST = 8000.0  # Hz; a constant in the code of Whisper's and Qwen3-ASR's extractors
 EXTRACTORS = {  # the class of transformers -> its module in transformers.models
     "WhisperFeatureExtractor": "whisper",
@@ -33,7 +31,7 @@ def checkpoint_mel_rules(source: Path) -> MelRules:
     Raises:
         CheckpointError: if the settings are missing, or of a feature extractor that has no rules here.
     """
-    settings = _settings(source)
+    settings = processor_settings(source, "feature_extractor", "a sound")
     name = str(settings.get("feature_extractor_type", ""))
     if name not in EXTRACTORS:
         known = ", ".join(sorted(EXTRACTORS))
@@ -100,17 +98,3 @@ def _granite(settings: Mapping[str, Any]) -> MelRules:
         last=True,
         stack=2,
     )
-
-
-def _settings(source: Path) -> Mapping[str, Any]:
-    """Return a feature extractor's settings.
-
-    Raises:
-        CheckpointError: if the checkpoint has none.
-    """
-    for file, key in ((SETTINGS, ""), (NESTED, "feature_extractor")):
-        if (source / file).is_file():
-            content: Mapping[str, Any] = load_json(source / file)
-            if not key or key in content:
-                return content[key] if key else content
-    raise CheckpointError(f"{source}: has neither {SETTINGS} nor {NESTED}, so nothing says what a sound becomes")

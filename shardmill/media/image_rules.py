@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 Filter = Literal["bilinear", "bicubic", "lanczos"]
-Color = tuple[float, float, float]  # red, green, blue
+Colour = tuple[float, float, float]  # red, green, blue
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ class ImageRules:
         patch: pixels of a patch's side.
         merge: patches, in each direction, whose features become one row of the model.
         filter: the filter by which pictures are resized.
-        scale, mean, std: a level v of a color becomes (v * scale - mean) / std.
+        scale, mean, std: a level v of a colour becomes (v * scale - mean) / std.
         size: the rule for the size.
         text: the text that takes a picture's place.
     """
@@ -102,8 +102,8 @@ class ImageRules:
     merge: int
     filter: Filter
     scale: float
-    mean: Color
-    std: Color
+    mean: Colour
+    std: Colour
     size: Size
     text: Placeholder
 

@@ -101,7 +101,7 @@ class Picture:
             length = width if across else height
             top, bottom = length - bottom, length - top
         box = (top, 0, bottom, height) if across else (0, top, width, bottom)
-        strip = _colored(self.image.crop(box))
+        strip = _coloured(self.image.crop(box))
         turn = TURNS.get(self.orientation)
         return strip if turn is None else strip.transpose(turn)
 
@@ -150,9 +150,9 @@ def _unreadable(error: Exception) -> MediaError:
     return MediaError(f"the picture is damaged: {said}")
 
 
-def _colored(image: Image.Image) -> Image.Image:
+def _coloured(image: Image.Image) -> Image.Image:
     """Return an image in RGB; what is transparent is put on white, as transformers does."""
-    if image.mode.startswith("I"):  # 16 bits of gray, of which Pillow would make white
+    if image.mode.startswith("I"):  # 16 bits of grey, of which Pillow would make white
         image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
     if "A" in image.getbands() or image.info.get("transparency") is not None:
         image = image.convert("RGBA")

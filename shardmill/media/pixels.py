@@ -23,9 +23,9 @@ class View:
 
     Attributes:
         grid: rows and columns of patches.
-        columns: [3 patch^2, patches], one column for each patch, with its numbers by color, row and column. The patches
-            whose features become one row of the model follow one another; such blocks are in reading order, and so are
-            the patches of a block.
+        columns: [3 patch^2, patches], one column for each patch, with its numbers by colour, row and column. The
+            patches whose features become one row of the model follow one another; such blocks are in reading order,
+            and so are the patches of a block.
     """
 
     grid: tuple[int, int]
@@ -62,17 +62,17 @@ def columns(rules: ImageRules, image: Levels) -> Columns:
         rules: the size of patches, and the numbers of levels.
         image: [height, width, 3], whole rows of the model in both directions.
     """
-    height, width, colors = image.shape
+    height, width, colours = image.shape
     patch, merge = rules.patch, rules.merge
-    blocks = image.reshape(height // rules.side, merge, patch, width // rules.side, merge, patch, colors)
-    patches = blocks.transpose(6, 2, 5, 0, 3, 1, 4).reshape(colors, patch * patch, -1)
+    blocks = image.reshape(height // rules.side, merge, patch, width // rules.side, merge, patch, colours)
+    patches = blocks.transpose(6, 2, 5, 0, 3, 1, 4).reshape(colours, patch * patch, -1)
     return np.stack([table[levels] for table, levels in zip(_numbers(rules), patches, strict=True)]).reshape(
-        colors * patch * patch, -1
+        colours * patch * patch, -1
     )
 
 
 def _numbers(rules: ImageRules) -> Columns:
-    """Return the number of each level of each color, [3, 256], rounded where transformers rounds."""
+    """Return the number of each level of each colour, [3, 256], rounded where transformers rounds."""
     scaled = (np.arange(256, dtype=np.float64) * rules.scale).astype(np.float32)
-    mean, std = (np.array(color, np.float32)[:, None] for color in (rules.mean, rules.std))
+    mean, std = (np.array(colour, np.float32)[:, None] for colour in (rules.mean, rules.std))
     return (scaled - mean) / std

@@ -16,7 +16,7 @@ from shardmill.files import load_json
 from shardmill.media.image_rules import (
     Area,
     Budget,
-    Color,
+    Colour,
     Filter,
     Fixed,
     ImageRules,
@@ -28,7 +28,7 @@ from shardmill.media.image_rules import (
 from shardmill.media.layout import lay_out
 
 SETTINGS = "preprocessor_config.json"
-NESTED = "processor_config.json"  # where newer checkpoints keep them, under `image_processor`
+NESTED = "processor_config.json"  # where newer checkpoints keep them, with those of other parts
 FILTERS: dict[int, Filter] = {1: "lanczos", 2: "bilinear", 3: "bicubic"}  # as Pillow counts
 LONGEST = 4096  # sides that Idefics3's processor allows; a constant there, too
 _AROUND = "<fake_token_around_image>"
@@ -143,7 +143,7 @@ def checkpoint_image_rules(source: Path, most: int) -> ImageRules:
             takes a picture.
     """
     config = load_json(source / "config.json")
-    settings = _settings(source)
+    settings = processor_settings(source, "image_processor", "a picture")
     name = str(settings.get("image_processor_type", "")).removesuffix("Fast").removesuffix("Pil")
     if name not in PROCESSORS:
         known = ", ".join(sorted(PROCESSORS))
@@ -157,7 +157,7 @@ def checkpoint_image_rules(source: Path, most: int) -> ImageRules:
             raise CheckpointError(f"{source / SETTINGS}: {key} is false, which no rules say")
     if getattr(processor, "do_pan_and_scan", None):
         raise CheckpointError(f"{source / SETTINGS}: do_pan_and_scan is true, which no rules say")
-    mean, std = _colors(processor, name)
+    mean, std = _colours(processor, name)
     rules = ImageRules(
         patch=kind.patch(processor, config),
         merge=kind.merge(processor, config),
@@ -174,25 +174,32 @@ def checkpoint_image_rules(source: Path, most: int) -> ImageRules:
     return rules
 
 
-def _settings(source: Path) -> Mapping[str, Any]:
-    """Return an image processor's settings.
+def processor_settings(source: Path, part: str, thing: str) -> Mapping[str, Any]:
+    """Return the settings of an image processor or a feature extractor.
+
+    Args:
+        source: the folder with the checkpoint's settings.
+        part: the key under which the file of a whole processor has them.
+        thing: what the part processes, for an error.
 
     Raises:
         CheckpointError: if the checkpoint has none.
     """
-    for file, key in ((SETTINGS, ""), (NESTED, "image_processor")):
-        if (source / file).is_file():
-            content: Mapping[str, Any] = load_json(source / file)
-            if not key or key in content:
-                return content[key] if key else content
-    raise CheckpointError(f"{source}: has neither {SETTINGS} nor {NESTED}, so nothing says what a picture becomes")
+    if (source / SETTINGS).is_file():
+        content: Mapping[str, Any] = load_json(source / SETTINGS)
+        return content
+    nested = load_json(source / NESTED) if (source / NESTED).is_file() else {}
+    if part not in nested:
+        raise CheckpointError(f"{source}: has neither {SETTINGS} nor {NESTED}, so nothing says what {thing} becomes")
+    settings: Mapping[str, Any] = nested[part]
+    return settings
 
 
-def _colors(processor: Any, name: str) -> tuple[Color, Color]:
+def _colours(processor: Any, name: str) -> tuple[Colour, Colour]:
     """Return mean and std. What Gemma 4's model does to pixels first, 2 (x - 0.5), belongs to the host as well."""
     if name == "Gemma4ImageProcessor":
         return (0.5, 0.5, 0.5), (0.5, 0.5, 0.5)
     if not processor.do_normalize:
         return (0.0, 0.0, 0.0), (1.0, 1.0, 1.0)
-    mean, std = ((*map(float, color),) for color in (processor.image_mean, processor.image_std))
+    mean, std = ((*map(float, colour),) for colour in (processor.image_mean, processor.image_std))
     return (mean[0], mean[1], mean[2]), (std[0], std[1], std[2])

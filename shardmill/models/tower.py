@@ -29,6 +29,7 @@ from shardmill.models.mixers import projection_constants
 if TYPE_CHECKING:
     from shardmill.models.contract import GraphSpec
 
+COLOURS = 3
 KEY_MASK = "key_mask"
 TABLE = "position_table"
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from shardmill.config import Config
-from shardmill.config.problems import read_yaml
+from shardmill.config.reading import read_yaml
 from shardmill.errors import ConfigError
 from shardmill.files import digest, load_json, write_json
 from shardmill.pipeline import storage

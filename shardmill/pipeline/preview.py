@@ -32,15 +32,8 @@ from shardmill.pipeline.steps.split import answer_tokens, ignored, image_rules, 
 from shardmill.pipeline.traffic import PassTraffic, TrafficLength, pass_traffic, stored_weights, traffic_lengths
 from shardmill.plan import Part, empty_parts, tensor_shapes
 from shardmill.runtime.windows import is_exact
-from shardmill.topology import (
-    file_bytes,
-    misfits,
-    overweight,
-    overweight_drafter,
-    proposed,
-    warnings,
-    weight_limit,
-)
+from shardmill.topology import misfits, overweight, overweight_drafter, proposed
+from shardmill.weight_files import file_bytes, warnings, weight_limit
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from shardmill import files
 from shardmill.checkpoint.tokenizer import single_tokens
 from shardmill.config import Benchmark, Config, Parity, Source, parse
 from shardmill.config.model import BUCKETS
-from shardmill.config.problems import read_yaml
+from shardmill.config.reading import read_yaml
 from shardmill.errors import ConfigError, ShardmillError
 from shardmill.files import digest, load_json, write_json
 from shardmill.models import ENCODER, FOLDERS, family_modules, supported

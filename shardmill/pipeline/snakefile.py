@@ -13,7 +13,7 @@ from typing import Any
 
 from shardmill import machine
 from shardmill.config import Config
-from shardmill.config.problems import read_yaml
+from shardmill.config.reading import read_yaml
 from shardmill.errors import ConfigError, ShardmillError
 from shardmill.files import load_json
 from shardmill.machine import collect_rarely

@@ -14,7 +14,8 @@ from shardmill.models.architecture import Architecture, Experts, with_experts
 from shardmill.models.caches import CacheKind, cache_kind
 from shardmill.models.contract import cache_bytes, caches
 from shardmill.plan import HOST_TABLE, Part, empty_parts
-from shardmill.topology import file_bytes, misfits, proposed
+from shardmill.topology import misfits, proposed
+from shardmill.weight_files import file_bytes
 
 
 @dataclass(frozen=True)

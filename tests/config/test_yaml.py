@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from shardmill.config.problems import read_yaml
+from shardmill.config.reading import read_yaml
 from shardmill.errors import ConfigError
 
 

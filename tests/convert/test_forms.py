@@ -22,7 +22,7 @@ from shardmill.forms.recipe import Recipe, recipe
 from shardmill.gates.rounding import weight_steps
 from shardmill.gates.weights import PackageWeights
 from shardmill.plan import Part
-from shardmill.topology import file_bytes
+from shardmill.weight_files import file_bytes
 
 from .small import described, draft, head_part, layers_part, write_checkpoint, write_family
 

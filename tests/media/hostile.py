@@ -29,8 +29,8 @@ def photo(width: int = W, height: int = H, mode: str = "RGB") -> Image.Image:
     rng = np.random.default_rng(width + height)
     if mode == "I;16":
         return Image.fromarray(rng.integers(0, 65536, (height, width), dtype=np.uint16))
-    colored = Image.fromarray(rng.integers(0, 256, (height, width, 4), dtype=np.uint8))
-    return colored if mode == "RGBA" else colored.convert("RGB").convert(mode)
+    coloured = Image.fromarray(rng.integers(0, 256, (height, width, 4), dtype=np.uint8))
+    return coloured if mode == "RGBA" else coloured.convert("RGB").convert(mode)
 
 
 def saved(image: Image.Image, form: str, **more: object) -> bytes:
@@ -57,20 +57,20 @@ def chunk(kind: bytes, data: bytes) -> bytes:
 
 
 def made_png(
-    width: int, height: int, rows: bytes, depth: int = 8, color: int = 2, more: bytes = b"", interlaced: int = 0
+    width: int, height: int, rows: bytes, depth: int = 8, colour: int = 2, more: bytes = b"", interlaced: int = 0
 ) -> bytes:
-    head = struct.pack(">IIBBBBB", width, height, depth, color, 0, 0, interlaced)
+    head = struct.pack(">IIBBBBB", width, height, depth, colour, 0, 0, interlaced)
     body = chunk(b"IDAT", zlib.compress(rows, 9)) if rows else b""
     return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + more + body + chunk(b"IEND", b"")
 
 
 def black_png(width: int, height: int) -> bytes:
     """A PNG of zeros in one bit a pixel, which is small."""
-    return made_png(width, height, bytes((1 + (width + 7) // 8) * height), depth=1, color=0)
+    return made_png(width, height, bytes((1 + (width + 7) // 8) * height), depth=1, colour=0)
 
 
 def bomb(kind: bytes) -> bytes:
-    """A chunk of text or of a color profile that is 100 MB once it is inflated."""
+    """A chunk of text or of a colour profile that is 100 MB once it is inflated."""
     before = {b"iTXt": b"a\0\1\0\0\0", b"zTXt": b"a\0\0", b"iCCP": b"a\0\0"}[kind]
     return chunk(kind, before + zlib.compress(bytes(100_000_000), 9))
 
@@ -89,12 +89,12 @@ def of_all_modes() -> Iterator[Sent]:
     yield Sent("png L with transparency", saved(photo(mode="L"), "PNG", transparency=3), (W, H))
     yield Sent("png RGB with transparency", saved(photo(), "PNG", transparency=(1, 2, 3)), (W, H))
     rng = np.random.default_rng(0)
-    for depth, color, numbers in [(16, 2, 3), (16, 4, 2), (16, 6, 4), (16, 0, 1)]:
+    for depth, colour, numbers in [(16, 2, 3), (16, 4, 2), (16, 6, 4), (16, 0, 1)]:
         wide = b"".join(b"\0" + rng.bytes(2 * numbers * W) for _ in range(H))
-        yield Sent(f"png of 16 bits, color {color}", made_png(W, H, wide, depth, color), (W, H))
-        if color in (0, 2):
+        yield Sent(f"png of 16 bits, colour {colour}", made_png(W, H, wide, depth, colour), (W, H))
+        if colour in (0, 2):
             clear = chunk(b"tRNS", b"\0\1" * numbers)
-            yield Sent(f"png of 16 bits, color {color}, clear", made_png(W, H, wide, depth, color, clear), (W, H))
+            yield Sent(f"png of 16 bits, colour {colour}, clear", made_png(W, H, wide, depth, colour, clear), (W, H))
     yield Sent("png interlaced", made_png(1, 1, b"\0\1\2\3", interlaced=1), (1, 1))
     for mode in ("L", "RGB", "CMYK"):
         yield Sent(f"jpeg {mode}", saved(photo(mode=mode), "JPEG"), (W, H))
@@ -184,8 +184,8 @@ def damaged() -> Iterator[Sent]:
     yield Sent("png without pixels", made_png(9, 9, b""), DAMAGED)
     yield Sent("png with too few rows", made_png(9, 9, b"\0" * 28), EITHER)
     yield Sent("png with an unknown filter", made_png(2, 2, b"\x09" * 14), EITHER)
-    yield Sent("png without its palette", made_png(9, 9, bytes(90), color=3), EITHER)
-    yield Sent("png of an unknown color", made_png(9, 9, bytes(90), color=5), "the picture is")
+    yield Sent("png without its palette", made_png(9, 9, bytes(90), colour=3), EITHER)
+    yield Sent("png of an unknown colour", made_png(9, 9, bytes(90), colour=5), "the picture is")
     good = saved(photo(), "PNG")
     yield Sent("png with a wrong checksum", good[:29] + b"\0\0\0\0" + good[33:], "the picture is")
     yield Sent("png that goes on", good + bytes(1000), (W, H))

@@ -65,7 +65,7 @@ def test_resizing_is_two_calls_whatever_the_strips(
 
 
 def test_what_is_transparent_is_white() -> None:
-    """A color that nobody sees is not shown to the model either."""
+    """A colour that nobody sees is not shown to the model either."""
     hidden = Image.new("RGBA", (W, H), (200, 100, 50, 0))
     hidden.paste((10, 20, 30, 255), (0, 0, 8, 8))
     hidden.paste((0, 0, 0, 128), (8, 0, 16, 8))
@@ -86,13 +86,13 @@ def test_sixteen_bits_lose_their_lower_eight() -> None:
 
 @pytest.mark.parametrize("form", ["GIF", "PNG", "WEBP"])
 def test_of_an_animation_the_first_picture_counts(form: str) -> None:
-    frames = [Image.new("RGB", (W, H), color) for color in ("red", "lime", "blue")]
+    frames = [Image.new("RGB", (W, H), colour) for colour in ("red", "lime", "blue")]
     content = saved(frames[0], form, save_all=True, append_images=frames[1:])
     assert len(frames_of(content)) == 3
     np.testing.assert_array_equal(opened(content), np.asarray(frames_of(content)[0]))
 
 
-def test_a_picture_of_cmyk_has_its_colors() -> None:
+def test_a_picture_of_cmyk_has_its_colours() -> None:
     content = saved(Image.new("RGB", (W, H), (250, 20, 30)).convert("CMYK"), "JPEG", quality=100)
     assert np.abs(opened(content).astype(int) - (250, 20, 30)).max() <= 3
 
@@ -111,7 +111,7 @@ LARGE = {
     "png paletted, with transparency": lambda: saved(photo(SIDE, SIDE, "P"), "PNG", transparency=3, compress_level=1),
     "jpeg": lambda: saved(photo(SIDE, SIDE), "JPEG", quality=95, subsampling=0),
     "jpeg progressive": lambda: saved(photo(SIDE, SIDE), "JPEG", progressive=True, subsampling=0),
-    "jpeg of four colors": lambda: saved(photo(SIDE, SIDE, "CMYK"), "JPEG", progressive=True),
+    "jpeg of four colours": lambda: saved(photo(SIDE, SIDE, "CMYK"), "JPEG", progressive=True),
     "jpeg on its side": lambda: oriented(6, "JPEG", photo(SIDE, SIDE)),
     "webp RGBA": lambda: saved(photo(SIDE, SIDE, "RGBA"), "WEBP", method=0),
     "webp lossless": lambda: saved(photo(SIDE, SIDE, "RGBA"), "WEBP", lossless=True, method=0, quality=0),

@@ -151,7 +151,7 @@ def expected(name: str, rules: ImageRules, image: Image.Image) -> list[np.ndarra
         frames = pixels.reshape(len(pixels), 3, 2, -1)
         assert (frames[:, :, 0] == frames[:, :, 1]).all()
         return [frames[:, :, 0].reshape(len(pixels), -1).T]
-    if name == "gemma4":  # patches in reading order with the color last; the model itself does 2 (x - 0.5)
+    if name == "gemma4":  # patches in reading order with the colour last; the model itself does 2 (x - 0.5)
         count, patch = 9 * told["num_soft_tokens_per_image"][0], rules.patch
         width, height = told["image_position_ids"][0, :count].max(0) + 1
         whole = pixels[0, :count].reshape(height, width, patch, patch, 3).transpose(4, 0, 2, 1, 3)

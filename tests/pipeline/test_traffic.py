@@ -14,7 +14,7 @@ from shardmill.errors import CheckpointError
 from shardmill.models.architecture import SLIDING_MASK, Architecture, Experts, with_experts
 from shardmill.pipeline import traffic
 from shardmill.plan import empty_parts
-from shardmill.topology import file_bytes
+from shardmill.weight_files import file_bytes
 
 
 def architecture(model_type: str, **changes: Any) -> Architecture:

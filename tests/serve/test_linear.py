@@ -20,7 +20,7 @@ from drafted_decoding.text import TextStream
 from patterns import ratio
 
 import shardmill
-from shardmill.config.problems import _repeated_key
+from shardmill.config.reading import _repeated_key
 from shardmill.serve.answer import Choice
 from shardmill.serve.call_texts import gemma_calls, object_call, python_calls
 from shardmill.serve.requests import ChatRequest

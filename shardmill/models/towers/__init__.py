@@ -18,9 +18,16 @@ from shardmill.models.architecture import OF_TOWER, Graph, ModelDescription, Sou
 from shardmill.models.encoder import encoder_activation
 from shardmill.models.hf_config import load_whole_config
 from shardmill.models.part_kinds import tower_spec
-from shardmill.models.tower import TABLE, Step, TowerArchitecture, TowerDescription, TowerIO, constants_of_tower
+from shardmill.models.tower import (
+    COLOURS,
+    TABLE,
+    Step,
+    TowerArchitecture,
+    TowerDescription,
+    TowerIO,
+    constants_of_tower,
+)
 
-COLOURS = 3
 QKV = "qkv"
 ROWS, COLUMNS = 0, 1  # the axes of a patch's place
 TIME, HEIGHT, WIDTH = 0, 1, 2  # the axes of a row's position in the decoder
@@ -110,16 +117,7 @@ def encoder_tower(
     Raises:
         CheckpointError: if programs can't be built with these numbers.
     """
-    sizes = {"hidden_size": v.hidden_size, "intermediate_size": v.intermediate_size, "layers": layers, "places": places}
-    for name, size in sizes.items():
-        if not 1 <= size <= MOST[name]:
-            raise CheckpointError(f"vision_config: {name} is {size}: it must be 1 to {MOST[name]}")
-    patch, side = v.patch_size, isqrt(places)
-    colours = getattr(v, "in_channels", None) or getattr(v, "num_channels", COLOURS)
-    if not isinstance(patch, int) or side * side != places or colours != COLOURS:
-        raise CheckpointError("vision_config: programs have square patches of three colours, and a square of positions")
-    if v.hidden_size % heads or merge < 1:
-        raise CheckpointError(f"vision_config: {heads} heads do not divide hidden_size {v.hidden_size}")
+    side, patch = _check_sizes(v, layers, heads, merge, places), v.patch_size
     size = v.hidden_size // heads
     graph = Graph(
         hidden=v.hidden_size, heads=heads, kv_heads=heads, head_dim=size, rope_dim=size, ffn=v.intermediate_size,
@@ -144,14 +142,30 @@ def encoder_tower(
             begin, which = f"{prefix}{layer.format(i=index)}", QKV.find(role.removesuffix("_proj")[-1])
             if role in names:
                 return TensorSource(f"{begin}{names[role]}.{kind}")
-            rows, of_matrix = (
-                (which * v.hidden_size, (which + 1) * v.hidden_size, 1),
-                [v.hidden_size] * (kind == "weight"),
-            )
-            return TensorSource(f"{begin}{names[QKV]}.{kind}", rows=rows, shape=(3 * v.hidden_size, *of_matrix))
+            rows = (which * v.hidden_size, (which + 1) * v.hidden_size, 1)
+            shape = (3 * v.hidden_size, v.hidden_size) if kind == "weight" else (3 * v.hidden_size,)
+            return TensorSource(f"{begin}{names[QKV]}.{kind}", rows=rows, shape=shape)
         return TensorSource(f"{prefix}{names[module]}.{kind}", shape=kernel if path == "patch.weight" else None)
 
     return TowerDescription(tower, {path: source(path) for path in constants_of_tower(tower_spec(tower, io.merged))})
+
+
+def _check_sizes(v: Any, layers: int, heads: int, merge: int, places: int) -> int:
+    """Return the rows of the table of positions, which has as many columns.
+
+    Raises:
+        CheckpointError: if programs can't be built with these numbers of `encoder_tower`.
+    """
+    sizes = {"hidden_size": v.hidden_size, "intermediate_size": v.intermediate_size, "layers": layers, "places": places}
+    for name, size in sizes.items():
+        if not 1 <= size <= MOST[name]:
+            raise CheckpointError(f"vision_config: {name} is {size}: it must be 1 to {MOST[name]}")
+    side, colours = isqrt(places), getattr(v, "in_channels", None) or getattr(v, "num_channels", COLOURS)
+    if not isinstance(v.patch_size, int) or side * side != places or colours != COLOURS:
+        raise CheckpointError("vision_config: programs have square patches of three colours, and a square of positions")
+    if v.hidden_size % heads or merge < 1:
+        raise CheckpointError(f"vision_config: {heads} heads do not divide hidden_size {v.hidden_size}")
+    return side
 
 
 def check_fractions(side: int) -> int:

@@ -102,6 +102,7 @@ def split(
     from shardmill.checkpoint.headers import check_tensors, check_tied, read_tensors
     from shardmill.models.hf_config import load_hf_config
     from shardmill.pipeline import traffic
+    from shardmill.weight_files import weight_limit
 
     hf = load_hf_config(source)
     model = topology.as_configured(settings, _described(settings, hf, source))
@@ -137,7 +138,7 @@ def split(
         "source": _model_digest(chain, scan.tensors, files),
     }
     derived = {
-        "weight_file_limit": topology.weight_limit(settings).most,
+        "weight_file_limit": weight_limit(settings).most,
         "systems": list(settings.systems),
         "weights": asdict(traffic.stored_weights(chain, settings.convert.recipe)),
         "passes": [asdict(one) for one in traffic.pass_traffic(settings, architecture)],
@@ -160,7 +161,7 @@ def _described(settings: Config, hf: Any, source: Path) -> ModelDescription:
 
 def _warn(settings: Config, parts: Iterable[plan.Part]) -> None:
     """Log which programs some of the config's systems are expected to run on the CPU."""
-    from shardmill.topology import file_bytes, warnings
+    from shardmill.weight_files import file_bytes, warnings
 
     programs = [part for part in parts if part.kind != "embedding"]
     for line in warnings(settings, {p.name: file_bytes(p.named_shapes, settings.recipe) for p in programs}):
