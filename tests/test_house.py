@@ -1,6 +1,6 @@
 """tools/count_house.py: what a line of code is, which package a file belongs to, and what a budget allows.
 
-Names that say nothing of a thing stay out of the product.
+Names that say nothing of a thing stay out of the product, and limits that nobody derived out of the tests.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 EMPTY_NAMES = {"found", "held", "kept", "own", "given", "there"}
+TOLERANCES = {"atol", "rtol", "abs", "rel", "rel_tol", "abs_tol"}
+PROMISED = {"tests/models/test_primitives.py": {"2e-06", "4e-06"}}  # a polynomial's own error, in docs/families.md
 SOURCE = '''"""Says what it does.
 
 In three lines.
@@ -133,3 +135,63 @@ def test_no_variable_or_parameter_has_an_empty_name(house: ModuleType) -> None:
     assert len(product) > 400
     named = [f"{file}:{line}: {name}" for file in product for line, name in empty_names((ROOT / file).read_text())]
     assert not named
+
+
+def literal_limits(source: str) -> list[tuple[int, str]]:
+    """Return line and text of each limit below a thousandth that is a number, with nothing of limits.py in it.
+
+    A limit is what a comparison calls larger, or an argument that is called like one.
+    """
+    tree = ast.parse(source)
+    constants = [pair for node in tree.body if isinstance(node, ast.Assign) for pair in _assigned(node)]
+    small = {name.id for name, value in constants if isinstance(name, ast.Name) and _is_small(value, set())}
+    upper = [each.value for each in ast.walk(tree) if isinstance(each, ast.keyword) and each.arg in TOLERANCES]
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Compare):
+            sides = [node.left, *node.comparators]
+            for operator, left, right in zip(node.ops, sides, sides[1:], strict=False):
+                upper += [right] if isinstance(operator, ast.Lt | ast.LtE) else []
+                upper += [left] if isinstance(operator, ast.Gt | ast.GtE) else []
+    return sorted((each.lineno, ast.unparse(each)) for each in upper if _is_small(each, small))
+
+
+def _assigned(node: ast.Assign) -> list[tuple[ast.expr, ast.expr]]:
+    name, value = node.targets[0], node.value
+    if isinstance(name, ast.Tuple) and isinstance(value, ast.Tuple):
+        return [*zip(name.elts, value.elts, strict=False)]
+    return [(name, value)]
+
+
+def _is_small(value: ast.expr, small: set[str]) -> bool:
+    if isinstance(value, ast.BinOp):
+        return "limits." not in ast.unparse(value) and (_is_small(value.left, small) or _is_small(value.right, small))
+    if isinstance(value, ast.Name):
+        return value.id in small
+    return isinstance(value, ast.Constant) and isinstance(value.value, float) and 0 < value.value < 1e-3
+
+
+@pytest.mark.parametrize(
+    ("source", "limits"),
+    [
+        ("assert error < 1e-5", ["1e-05"]),
+        ("assert 5e-6 >= error", ["5e-06"]),
+        ("assert 0 < error <= 2 * 1e-5 < 1", ["2 * 1e-05"]),
+        ("CLOSE, FAR = 1e-5, 1\ndef judge(error):\n return error < CLOSE and error < FAR", ["CLOSE"]),
+        ("assert value == pytest.approx(wanted, rel=1e-6)", ["1e-06"]),
+        ("np.testing.assert_allclose(value, wanted, rtol=0, atol=step + 1e-7)", ["step + 1e-07"]),
+        ("assert error < 3e-6 + limits.roundings('fp32').value", []),
+        ("assert 1e-5 < error", []),
+        ("assert value == pytest.approx(1e-5, rel=0.02)", []),
+    ],
+)
+def test_a_limit_that_nobody_derived_is_seen(source: str, limits: list[str]) -> None:
+    assert [text for _, text in literal_limits(source)] == limits
+
+
+def test_no_test_has_a_limit_that_nobody_derived(house: ModuleType) -> None:
+    """It was read off the machine at hand. portable/tests/rounding/limits.py derives one and says what it catches."""
+    tests = [name for name in house.names(ROOT) if name.endswith(".py") and "tests/" in name]
+    assert len(tests) > 500
+    limits = [(file, *limit) for file in tests for limit in literal_limits((ROOT / file).read_text())]
+    assert [one for one in limits if one[2] not in PROMISED.get(one[0], set())] == []
+    assert {(file, text) for file, _, text in limits} == {(file, text) for file in PROMISED for text in PROMISED[file]}

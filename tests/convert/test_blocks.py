@@ -6,7 +6,7 @@ Rows of five numbers: of six bits or four, a row does not end on a whole byte.
 from __future__ import annotations
 
 import os
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +18,7 @@ from torch import Tensor
 
 from shardmill.checkpoint.headers import read_header
 from shardmill.convert import blob, palette, stream
+from shardmill.convert.placing import _constant_weights
 from shardmill.convert.stream import RowRange
 from shardmill.convert.table import write_table
 from shardmill.forms.form import form
@@ -38,11 +39,11 @@ def write_matrix(folder: Path, name: str, rows: int = ROWS) -> tuple[Constant, T
     return Constant(name, TensorSource(name), None, f"{name}.bin", 0, size, "F32", (rows, COLUMNS)), values
 
 
-def streamed(content: stream.Content, folder: Path, size: int) -> bytes:
-    """The file that a content gives, of `size` bytes."""
+def streamed(contents: list[stream.Content], folder: Path, size: int) -> bytes:
+    """The file that contents give, of `size` bytes."""
     with stream.created(folder / "made") as descriptor:
         os.ftruncate(descriptor, size)
-        stream.stream(descriptor, [content], folder, threads=2)
+        stream.stream(descriptor, contents, folder, threads=2)
     return (folder / "made").read_bytes()
 
 
@@ -60,7 +61,7 @@ def test_palettes_and_their_tables_have_their_places(
     expected = blob.packed(np.concatenate(codes), wanted.bits).tobytes() + np.concatenate(tables).tobytes()
     bands = (RowRange((replace(tensor),)),)
     data, _ = wanted.blobs((ROWS, COLUMNS))
-    assert streamed(stream.Palette(bands, 0, data, wanted), tmp_path, len(expected)) == expected
+    assert streamed([stream.Palette(bands, 0, data, wanted)], tmp_path, len(expected)) == expected
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -78,7 +79,34 @@ def test_integers_and_their_scales_have_their_places(
         expected = blob.packed(codes.numpy(), wanted.bits).tobytes()
         expected, scale = expected + scales.numpy().tobytes(), len(expected)
     content = stream.Weight(RowRange((tensor,)), 0, scale, wanted)
-    assert streamed(content, tmp_path, len(expected)) == expected
+    assert streamed([content], tmp_path, len(expected)) == expected
+
+
+@dataclass(frozen=True)
+class Joined:
+    """A part with one matrix."""
+
+    tensors: tuple[Constant, ...]
+    shapes: dict[str, tuple[int, int]]
+    name: str = "joined"
+
+
+@pytest.mark.parametrize("name", ["int4", "int8", "fp16"])
+def test_tensors_that_are_bands_of_a_matrix_lie_one_below_the_other_with_their_scales(
+    name: str, tmp_path: Path
+) -> None:
+    """As the experts of a layer do, and the heads of a projection whose rows are in another order."""
+    (above, values), (below, others) = (write_matrix(tmp_path, each, rows) for each, rows in (("a", 32), ("b", 16)))
+    part = Joined((replace(above, path="m"), replace(below, path="m", at=(32, 0))), {"m": (48, COLUMNS)})
+    wanted, whole = form(name), torch.cat([values, others])
+    expected = [whole.half().numpy().tobytes()]
+    if wanted.kind != "fp16":
+        codes, scales, _ = palette.to_integers(whole, wanted.levels)
+        expected = [blob.packed(codes.numpy(), wanted.bits).tobytes(), scales.numpy().tobytes()]
+    places = [0, len(expected[0])][: len(expected)]
+    contents = _constant_weights(part, "m", name, places)  # type: ignore[arg-type]
+    assert len(contents) == 2
+    assert streamed(contents, tmp_path, len(b"".join(expected))) == b"".join(expected)
 
 
 @pytest.mark.parametrize("order", [1, -1])

@@ -64,5 +64,7 @@ def test_a_table_in_int8_has_coremltools_integers_and_scales(tmp_path: Path) -> 
     assert found.keys() == {"embedding", "embedding.scale"}
     assert np.array_equal(found["embedding"].numpy(), made.data)
     assert np.array_equal(found["embedding.scale"].numpy(), made.scale[:, 0])
+    rows = read_tables(tmp_path / "ours")["embedding"][[3, 100]]
+    assert np.array_equal(rows, made.data[[3, 100]].astype(np.float32) * made.scale[[3, 100]].astype(np.float32))
     save_file(found, tmp_path / "theirs")
     assert (tmp_path / "theirs").stat().st_size == (tmp_path / "ours").stat().st_size

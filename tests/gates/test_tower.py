@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import limits
 import numpy as np
 import pytest
 import tiny
@@ -30,6 +31,7 @@ from shardmill.runtime import tower as runtime
 from shardmill.runtime.kv import Floats
 
 BUCKETS = [32, 64]
+DEPTH, LONGEST = towers.VISION["qwen3_5"]["depth"], 2 * 3 * towers.PATCH**2  # a patch's numbers in two frames
 IN_FP32 = pytest.mark.skipif(not is_portable(), reason="compares in fp32, which Core ML does not have")
 Arrays = dict[str, Floats]
 Weights = Mapping[str, Tensor]
@@ -75,7 +77,7 @@ def test_rows_are_transformers_in_every_bucket(made: Made) -> None:
         found = made.judged(name)
         whole = [detail for detail in found if detail.startswith("tower_error")]
         assert len(whole) == 3 and "faint_error faint" in found
-        assert 0 < max(found[detail] for detail in whole) < 5e-6
+        assert all(found[detail] > 0 for detail in whole)  # the gate has judged how large they are
 
 
 @IN_FP32
@@ -281,7 +283,7 @@ def test_a_mask_of_one_row_is_every_query_s_when_scores_are_cut(made: Made) -> N
     cut.module.spec = PiecesSpec(**vars(part.spec))
     columns = np.random.default_rng(1).standard_normal((3 * towers.PATCH**2, 24)).astype(np.float32)
     arrays = runtime.tower_arrays(made.rules, 32, columns, (4, 6))
-    assert np.abs(whole(arrays) - cut(arrays)).max() < 1e-5
+    limits.numbers_agree("in pieces", cut(arrays), whole(arrays), limits.model(DEPTH, LONGEST))
 
 
 class PiecesSpec(GraphSpec):

@@ -1,20 +1,21 @@
 """Frames of log-mel numbers are those of transformers' feature extractors.
 
-transformers computes Whisper's frames in numpy or in torch. In numpy it computes in double precision, keeps spectra in
-single precision and so differs by a few roundings of them: 1e-6 of values around 1. torch's transform is in single
-precision: each of its numbers is wrong by c eps times the loudest, where c is about the root of the number of its
-stages, log2(400) ** 0.5 / 2 = 1.5. A number counts if its power is at least 1e-8 of the loudest, so its magnitude is at
-least 1e-4 of the loudest, and its relative error at most c eps / 1e-4. Its power has twice that error, the logarithm
-divides by ln 10, the rule by 4: 2 * 1.5 * 6e-8 / 1e-4 / 2.303 / 4 = 2e-4.
+transformers computes Whisper's frames in numpy or in torch. In numpy it computes in double precision, but its spectra
+and its result are in single precision: three roundings, since a power has twice the error of its spectrum. torch's
+transform is in single precision: a number of a transform in nine stages (log2 of 400) is off by half the root of nine
+units of the loudest. A number counts if its power is at least 1e-8 of the loudest, so its magnitude is at least 1e-4 of
+the loudest. Its power has twice that error, the logarithm divides by ln 10, the rule by 4.
 """
 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import limits
 import numpy as np
 import pytest
 
@@ -22,7 +23,10 @@ from shardmill.errors import CheckpointError, MediaError
 from shardmill.media.extractors import checkpoint_mel_rules
 from shardmill.media.mel import BLOCK, MelRules, log_mel, mel_filters, read_mel_rules
 
-NUMPY, TORCH = 1e-6, 2e-4
+QUIET = 1e-4  # of the loudest magnitude
+NUMPY = limits.roundings("fp32", 3)
+SPECTRUM = limits.sums("fp32", 9).value / 2  # of the loudest
+TORCH = limits.Limit(2 * SPECTRUM / QUIET / math.log(10) / 4, "logarithms of spectra in fp32")
 RATE = 16000
 CHECKPOINTS: dict[str, dict[str, Any]] = {
     "whisper": {"feature_extractor_type": "WhisperFeatureExtractor", "feature_size": 80},
@@ -76,8 +80,8 @@ def test_frames_equal_whispers(name: str, kind: str, length: int, rules: Callabl
     by_numpy = whisper(name)._np_extract_fbank_features(samples[None], "cpu")[0]
     by_torch = whisper(name)._torch_extract_fbank_features(samples[None])[0]
     assert told.dtype == np.float32 and told.shape == by_numpy.shape == by_torch.shape
-    assert np.abs(told - by_numpy).max() < NUMPY
-    assert np.abs(told - by_torch).max() < TORCH
+    limits.numbers_agree("frames by numpy", told, by_numpy, NUMPY)
+    limits.numbers_agree("frames by torch", told, by_torch, TORCH, size=1)
 
 
 @pytest.mark.parametrize(("kind", "length"), [*SOUNDS, ("noise", 3000)])
@@ -92,7 +96,7 @@ def test_frames_equal_qwen3_asrs(kind: str, length: int, rules: Callable[..., Me
     ][0]
     count = max(length, 8000) // 160
     assert told.shape == (128, count) and not wanted[:, count:].any()
-    assert np.abs(told - wanted[:, :count]).max() < TORCH
+    limits.numbers_agree("frames", told, wanted[:, :count], TORCH, size=1)
 
 
 @pytest.mark.parametrize(("kind", "length"), SOUNDS)
@@ -104,7 +108,7 @@ def test_frames_equal_gemma4s(kind: str, length: int, rules: Callable[..., MelRu
     told = log_mel(rules("gemma4"), samples)
     wanted = Gemma4AudioFeatureExtractor()([samples], return_tensors="np")
     assert told.shape[1] == int(wanted["input_features_mask"].sum())
-    assert np.abs(told.T - wanted["input_features"][0, : told.shape[1]]).max() < NUMPY
+    limits.numbers_agree("frames", told.T, wanted["input_features"][0, : told.shape[1]], NUMPY)
 
 
 @pytest.mark.parametrize(("kind", "length"), SOUNDS)
@@ -118,7 +122,7 @@ def test_frames_equal_granites_published_formula(kind: str, length: int, rules: 
     logs = np.log10(np.maximum(mel, 1e-10)).T
     logs = np.maximum(logs, logs.max() - 8) / 4 + 1
     wanted = logs[: len(logs) // 2 * 2].reshape(-1, 160)
-    assert np.abs(log_mel(of, samples).T - wanted).max() < NUMPY
+    limits.numbers_agree("frames", log_mel(of, samples).T, wanted, NUMPY)
 
 
 @pytest.mark.parametrize(("name", "unit"), [("whisper", "slaney"), ("whisper-large", "slaney"), ("gemma4", None)])
@@ -127,7 +131,8 @@ def test_filters_are_those_of_transformers(name: str, unit: str | None, rules: C
 
     of = rules(name)
     wanted = mel_filter_bank(of.fft // 2 + 1, of.bins, 0.0, 8000.0, RATE, norm=unit, mel_scale=of.scale)
-    np.testing.assert_allclose(mel_filters(of), wanted, rtol=0, atol=1e-12)
+    width = 13  # Hz, of the narrowest bin; a share is a difference of frequencies over it
+    limits.numbers_agree("shares", mel_filters(of), wanted, limits.roundings("fp64", 8), size=of.highest / width)
 
 
 def test_a_long_sound_is_what_its_blocks_are(monkeypatch: pytest.MonkeyPatch, rules: Callable[..., MelRules]) -> None:

@@ -109,7 +109,7 @@ def test_a_small_divergence_is_not_lost_in_rounding(spool: IO[bytes]) -> None:
     b = a + 0.005 * torch.randn(a.shape, generator=torch.Generator().manual_seed(1))
     both = (log_softmax(one.double(), -1) for one in (b, a))
     expected = float(kl_div(*both, log_target=True, reduction="batchmean"))
-    assert 5e-6 < expected < 2e-5
+    assert expected == pytest.approx(1e-5, rel=0.5)  # as the docstring says
     assert Known([a], spool).divergence([b]) == pytest.approx(expected, rel=0.02)
 
 

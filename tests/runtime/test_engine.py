@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import tiny
 import torch
 from drafted_decoding import ContextPolicy, NotFiniteError, Session, create_drafter, create_policy, run
 from drafted_decoding.policies import AlwaysDraft
+from models.hosts import host
 from numpy.typing import NDArray
 
 from shardmill.errors import ShardmillError
@@ -224,6 +226,36 @@ def test_a_text_beyond_the_context_is_refused_in_one_line(built: tiny.Build) -> 
         with pytest.raises(ShardmillError, match=f"takes {tiny.CONTEXT + 1} slots, the context has {tiny.CONTEXT}: "):
             ask()
     assert np.array_equal(loaded.forward([1], [0], [0]), before)
+
+
+@dataclass
+class Moving:
+    """A program that says where it was moved, and with its contents or without; it can't be loaded at `refused`."""
+
+    refused: int = 0
+    moves: list[tuple[int, bool]] = field(default_factory=list)
+
+    def move(self, length: int, keep: bool) -> None:
+        self.moves.append((length, keep))
+        if length == self.refused:
+            raise ShardmillError("no memory")
+
+
+def test_another_length_takes_the_contents_along_if_there_are_any() -> None:
+    """If a part can't be loaded there, all parts are where they were, with what they had."""
+    moving = object.__new__(engine.Engine)
+    programs = [Moving(), Moving(refused=48)]
+    moving.layers = [engine.Layers("part", program, [], [], 0) for program in programs]  # type: ignore[arg-type]
+    moving.host, moving.lengths = host(slots=64), (16, 32, 48)
+    moving.host.resize(16)
+    moving.fit(20)  # an empty text has nothing to take along
+    moving.host.arrays([0], [0])
+    moving.fit(16)
+    assert [program.moves for program in programs] == [[(32, False), (16, True)]] * 2
+    with pytest.raises(ShardmillError, match="no memory"):
+        moving.fit(40)
+    assert [program.moves[2:] for program in programs] == [[(48, True), (16, True)]] * 2
+    assert moving.host.length == 16
 
 
 def test_a_folder_that_is_no_build_is_named(tmp_path: Path) -> None:

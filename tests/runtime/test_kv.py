@@ -75,6 +75,15 @@ def test_a_slot_is_seen_by_the_position_it_was_last_written_with() -> None:
     assert (h.arrays([3], [0])["attn_mask"][0, 0, 0] == 0).tolist() == [False, False, False, True, False, False]
 
 
+def test_a_forgotten_slot_is_hidden_in_a_ring_too() -> None:
+    h = host(window=4, ring=8)
+    h.arrays(range(5), range(5))
+    h.forget([3])
+    found = h.arrays([5], [5])
+    assert np.flatnonzero(found["attn_mask_sliding"][0, 0, 0] == 0).tolist() == [2, 4, 5]
+    assert np.flatnonzero(found["attn_mask"][0, 0, 0] == 0).tolist() == [0, 1, 2, 4, 5]
+
+
 def test_the_sliding_mask_counts_positions_not_slots() -> None:
     h = host(slots=6, window=2)
     h.arrays([5, 4, 3], [0, 1, 2])
@@ -111,6 +120,7 @@ def test_a_context_that_grows_keeps_every_slot() -> None:
     h.resize(4)
     h.resize(16)
     assert np.flatnonzero(h.arrays([4], [4])["attn_mask"][0, 0, 0] == 0).tolist() == list(range(5))
+    assert np.flatnonzero(h.arrays([9], [9])["attn_mask"][0, 0, 0] == 0).tolist() == [*range(5), 9]
 
 
 # Rotary rows past the tables, where a sliding context goes.
