@@ -134,6 +134,8 @@ def _fixed_point(subject: Subject) -> Iterator[Breach]:
     "apple/coremltools, converters/mil/frontend/torch/ops.py, rms_norm",
     "videlalvaro/ane-book",
     "Anemll, qwen_model.py",
+    "computed by lab/norms.py, with sums in fp16: the squares of 710 to 2000 that are reported of EmbeddingGemma 2 "
+    "are infinite as a sum over 768 channels, and the cosine of such a row is 0; it is 1.000000 if it is divided first",
 )
 def _squares(subject: Subject) -> Iterator[Breach]:
     """Yield the sums of squares of values that were not divided before: a quotient has a bound, other values none."""
