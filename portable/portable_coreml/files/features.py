@@ -13,10 +13,11 @@ _ARRAY_TYPES = {65568: "fp32", 65600: "fp64", 131104: "int32", 65552: "fp16", 13
 
 @dataclass(frozen=True)
 class Feature:
-    """One multi-array input, output or state.
+    """One input, output or state.
 
-    `ranges`: allowed [low, high] per axis, high None = unbounded. `choices`: allowed shapes. Neither: `shape` is
-    the only shape; an empty `shape` allows any. `default`: the value of an optional input that is left out.
+    `dtype`: of an array; "image" for an image, whose pixels Core ML converts before the program sees them. `ranges`:
+    allowed [low, high] per axis, high None = unbounded. `choices`: allowed shapes. Neither: `shape` is the only
+    shape; an empty `shape` allows any. `default`: the value of an optional input that is left out.
     """
 
     name: str
@@ -51,7 +52,7 @@ def _range_text(ranges: Sequence[tuple[int, int | None]]) -> str:
 
 
 def feature_of(message: Any) -> Feature:
-    """Return the Feature of a FeatureDescription message that describes a multi-array or a state."""
+    """Return the Feature of a FeatureDescription message that describes a multi-array, an image or a state."""
     kind = message.type.WhichOneof("Type")
     array = message.type.stateType.arrayType if kind == "stateType" else message.type.multiArrayType
     flexible = array.WhichOneof("ShapeFlexibility")
@@ -64,6 +65,6 @@ def feature_of(message: Any) -> Feature:
         choices = tuple(tuple(int(d) for d in s.shape) for s in array.enumeratedShapes.shapes)
     field = array.WhichOneof("defaultOptionalValue")
     default = float(getattr(array, field)) if field else None
-    dtype = _ARRAY_TYPES.get(int(array.dataType), "fp32")
+    dtype = "image" if kind == "imageType" else _ARRAY_TYPES.get(int(array.dataType), "fp32")
     shape = tuple(int(d) for d in array.shape)
     return Feature(message.name, dtype, shape, ranges, choices, bool(message.type.isOptional), default)
