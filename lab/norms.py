@@ -46,8 +46,8 @@ def cosine(norm: Callable[[Tensor], Tensor], square: float) -> float:
     x = (x * (square / (x * x).mean(dim=1, keepdim=True)).sqrt()).half()
     with torch.no_grad(), SumsInFp16():
         rounded = norm(x).double()
-    found = torch.nn.functional.cosine_similarity(rounded, plain(x.double()), dim=1).nan_to_num(0.0)
-    return float(found.min())
+    cosines = torch.nn.functional.cosine_similarity(rounded, plain(x.double()), dim=1).nan_to_num(0.0)
+    return float(cosines.min())
 
 
 def main() -> None:
