@@ -36,8 +36,18 @@ VISION: dict[str, dict[str, Any]] = {
         "image_size": SIDE * PATCH,
         "patch_size": PATCH,
     },
+    "lfm2_vl": {
+        "num_hidden_layers": 3,
+        "hidden_size": WIDTH,
+        "intermediate_size": 96,
+        "num_attention_heads": 2,
+        "num_patches": SIDE * SIDE,
+        "patch_size": PATCH,
+        "vision_use_head": False,
+    },
 }
-BUCKETS = {"qwen3_5": [32, 64], "smolvlm": [SIDE * SIDE]}
+VISION |= {"idefics3": VISION["smolvlm"]}
+BUCKETS = {"qwen3_5": [32, 64], "smolvlm": [SIDE * SIDE], "idefics3": [SIDE * SIDE], "lfm2_vl": [32, 64]}
 PROCESSORS: dict[str, dict[str, Any]] = {
     "qwen3_5": {
         "image_processor_type": "Qwen2VLImageProcessor",
@@ -56,7 +66,17 @@ PROCESSORS: dict[str, dict[str, Any]] = {
         "image_mean": [0.5, 0.5, 0.5],
         "image_std": [0.5, 0.5, 0.5],
     },
+    "lfm2_vl": {
+        "image_processor_type": "Lfm2VlImageProcessorFast",
+        "encoder_patch_size": PATCH,
+        "downsample_factor": MERGE,
+        "tile_size": SIDE * PATCH,
+        "min_image_tokens": 1,
+        "max_image_tokens": 15,
+        "max_tiles": 4,
+    },
 }
+PROCESSORS |= {"idefics3": PROCESSORS["smolvlm"] | {"image_processor_type": "Idefics3ImageProcessor"}}
 FREE = {"pad_token_id": None, "bos_token_id": None, "eos_token_id": None}
 
 
@@ -82,7 +102,7 @@ def _rates(logs: torch.Tensor) -> torch.Tensor:
 
 
 def _of_tower(name: str) -> bool:
-    return "visual." in name or "vision_model." in name or "connector." in name
+    return any(part in name for part in ("visual.", "vision_model.", "connector.", "vision_tower.", "projector."))
 
 
 def _drawn(name: str, weight: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
@@ -114,6 +134,8 @@ def write_pictured(folder: Path, kind: str = "qwen3_5", **changes: Any) -> Path:
 KEYS = {
     "qwen3_5": ("image_grid_thw", "mm_token_type_ids"),
     "smolvlm": (),
+    "idefics3": (),
+    "lfm2_vl": ("spatial_shapes",),
 }  # what transformers' model takes beside pixels
 
 
@@ -131,4 +153,20 @@ def given(model: Any, shown: Sequence[Any], rules: Mapping[str, Any]) -> dict[st
         at = torch.from_numpy(places(view.grid, rules["merge"]))
         pixels[at[:, 0], at[:, 1]] = each.T.reshape(-1, 3, PATCH, PATCH)
         images.append(pixels.permute(2, 0, 3, 1, 4).reshape(3, view.grid[0] * PATCH, view.grid[1] * PATCH))
+    if "spatial_shapes" in KEYS[model.config.model_type]:
+        return patched(images, [view.grid for view in shown])
     return {"pixel_values": torch.stack(images)[None]}
+
+
+def patched(images: Sequence[torch.Tensor], grids: Sequence[tuple[int, int]]) -> dict[str, torch.Tensor]:
+    """Images [3, H, W] as patches row by row, the colours of a pixel side by side, filled up to the longest."""
+    rows = [
+        image.reshape(3, h, PATCH, w, PATCH).permute(1, 3, 2, 4, 0).reshape(h * w, -1)
+        for image, (h, w) in zip(images, grids, strict=True)
+    ]
+    whole = [torch.ones(len(each), dtype=torch.int32) for each in rows]
+    return {
+        "pixel_values": torch.nn.utils.rnn.pad_sequence(rows, batch_first=True),
+        "pixel_attention_mask": torch.nn.utils.rnn.pad_sequence(whole, batch_first=True),
+        "spatial_shapes": torch.tensor(grids),
+    }

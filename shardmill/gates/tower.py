@@ -35,7 +35,7 @@ from shardmill.plan import Part
 from shardmill.runtime.expected import grids, rows
 from shardmill.runtime.kv import Floats
 from shardmill.runtime.program import Program, reused
-from shardmill.runtime.tower import Grid, places, tower_arrays
+from shardmill.runtime.tower import Grid, laid, places, tower_arrays
 
 KIND = "AutoModelForImageTextToText"
 FAINT, FAINTNESS = "faint", 0.1  # an image, and what is left of its patches in shares of what the table gives
@@ -78,13 +78,18 @@ class TowerReference:
     def _arguments(self, columns: Tensor, grid: Grid, rules: Mapping[str, Any]) -> dict[str, Tensor]:
         """Return the arguments of `get_image_features`, by whether it takes patches or pixels."""
         by_colour = columns.T.reshape(len(columns.T), COLOURS, 1, -1)  # [n, 3, 1, P * P]
-        if "image_grid_thw" in inspect.signature(self.model.get_image_features).parameters:
+        taken = inspect.signature(self.model.get_image_features).parameters
+        if "image_grid_thw" in taken:
             flat = by_colour.expand(-1, -1, rules["frames"], -1).flatten(1)
             return {"pixel_values": flat, "image_grid_thw": torch.tensor([[1, *grid]])}
         patch = rules["patch"]
         at = torch.from_numpy(places(grid, rules["merge"]))
         pixels = torch.empty(*grid, COLOURS, patch, patch)
         pixels[at[:, 0], at[:, 1]] = by_colour.reshape(-1, COLOURS, patch, patch)
+        if "spatial_shapes" in taken:  # patches row by row, a pixel's colours side by side
+            flat = pixels.permute(0, 1, 3, 4, 2).reshape(1, len(at), -1)
+            whole = torch.ones(1, len(at), dtype=torch.int32)
+            return {"pixel_values": flat, "spatial_shapes": torch.tensor([[*grid]]), "pixel_attention_mask": whole}
         image = pixels.permute(2, 0, 3, 1, 4).reshape(1, 1, COLOURS, grid[0] * patch, grid[1] * patch)
         return {"pixel_values": image}
 
@@ -115,7 +120,8 @@ def faint(part: Part, rules: Mapping[str, Any], stored: StoredWeights, like: Ima
     What is left has the size of FAINTNESS times that sum. Numbers are exact in fp16.
     """
     weight, count = stored.values("patch.weight"), len(like.columns.T)
-    kernel = weight.reshape(len(weight), COLOURS, rules["frames"], -1).sum(2).flatten(1).double()
+    pixels = np.eye(len(like.columns), dtype=np.float32)
+    kernel = weight.reshape(len(weight), -1).double() @ torch.from_numpy(laid(pixels, rules)).double()
     before = torch.zeros(len(weight), count, dtype=torch.float64)
     if "patch.bias" in part.shapes:
         before += stored.values("patch.bias").flatten()[:, None].double()

@@ -34,6 +34,21 @@ class Tiles:
 
 
 @dataclass(frozen=True)
+class Split:
+    """Pictures are sized as by `Area`. One of more than `large` pixels is cut into squares first, and shown whole, too.
+
+    There are `fewest` to `many` squares of `tile` pixels, in rows and columns whose shape is nearest to the picture's.
+    """
+
+    least: int
+    most: int
+    large: float
+    tile: int
+    fewest: int
+    many: int
+
+
+@dataclass(frozen=True)
 class Fixed:
     """Every picture gets this size, whatever its shape."""
 
@@ -55,8 +70,15 @@ class Budget:
     patches: int
 
 
-Size = Area | Tiles | Fixed | Within | Budget
-SIZES: dict[str, type[Size]] = {"area": Area, "tiles": Tiles, "fixed": Fixed, "within": Within, "budget": Budget}
+Size = Area | Tiles | Split | Fixed | Within | Budget
+SIZES: dict[str, type[Size]] = {
+    "area": Area,
+    "tiles": Tiles,
+    "split": Split,
+    "fixed": Fixed,
+    "within": Within,
+    "budget": Budget,
+}
 
 
 @dataclass(frozen=True)
@@ -71,6 +93,7 @@ class Placeholder:
         tile_row_end: after the last tile of each row of tiles.
         tiles_end: after all tiles.
         whole: before the rows of the whole picture.
+        beside: the same, only if there are tiles.
         line_break: between the lines of a view's rows; empty: they follow one another.
     """
 
@@ -82,6 +105,7 @@ class Placeholder:
     tile_row_end: str = ""
     tiles_end: str = ""
     whole: str = ""
+    beside: str = ""
     line_break: str = ""
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import product
 
 from shardmill.errors import MediaError
-from shardmill.media.image_rules import Area, Budget, Fixed, ImageRules, Tiles, Within
+from shardmill.media.image_rules import Area, Budget, Fixed, ImageRules, Split, Tiles, Within
 
 LONGEST_ASPECT = 200  # a longer side is refused by Qwen's processor, and shows nothing to any
 Sides = tuple[int, int]  # width, height
@@ -25,13 +25,15 @@ class Layout:
     Attributes:
         resized: the sizes that it is brought to, one after the other: (width, height) in pixels.
         tiles: rows and columns of tiles that the last size is cut into; (0, 0) if it stays whole. After the tiles
-            follows the whole picture in the size of a tile.
+            follows the whole picture.
+        whole: the size of the whole picture beside tiles; (0, 0): the size of a tile, made from the tiles' picture.
         grids: rows and columns of patches in each view: of the tiles, row by row, and of the whole picture.
     """
 
     resized: tuple[Sides, ...]
     tiles: tuple[int, int]
     grids: tuple[tuple[int, int], ...]
+    whole: Sides = (0, 0)
 
     def rows(self, merge: int) -> int:
         """Return how many rows of the model the picture takes."""
@@ -50,10 +52,15 @@ def lay_out(rules: ImageRules, width: int, height: int) -> Layout:
         )
     if not isinstance(rules.size, Tiles):
         size = _whole(rules, width, height)
-        most = rules.size.most if isinstance(rules.size, Area) else size[0] * size[1]
+        most = rules.size.most if isinstance(rules.size, Area | Split) else size[0] * size[1]
         if size[0] * size[1] > most:  # no side gets shorter than a row, so a narrow picture may stay too large
             raise MediaError(f"a picture of {width} x {height} pixels is too narrow for {most} pixels: crop it")
-        return Layout((size,), (0, 0), ((size[1] // rules.patch, size[0] // rules.patch),))
+        grid = size[1] // rules.patch, size[0] // rules.patch
+        if isinstance(rules.size, Split) and _is_large(rules.size, rules.patch, rules.side, width, height):
+            tile, (rows, columns) = rules.size.tile, _nearest_shape(rules.size, width, height)
+            tiles = ((tile // rules.patch,) * 2,) * (rows * columns)
+            return Layout(((columns * tile, rows * tile),), (rows, columns), (*tiles, grid), size)
+        return Layout((size,), (0, 0), (grid,))
     tile = rules.size.tile
     first = _longest(rules.size, width, height)
     second = _whole_tiles(tile, *first)
@@ -72,7 +79,7 @@ def placeholder_text(rules: ImageRules, layout: Layout) -> str:
     for row, column in product(range(layout.tiles[0]), range(layout.tiles[1])):
         pieces += [text.tile.format(row=row + 1, column=column + 1), *_lines(rules, next(views))]
         pieces += [text.tile_row_end] if column == layout.tiles[1] - 1 else []
-    pieces += [text.tiles_end] if layout.tiles != (0, 0) else []
+    pieces += [text.tiles_end, text.beside] if layout.tiles != (0, 0) else []
     return "".join([*pieces, text.whole, *_lines(rules, next(views)), text.after])
 
 
@@ -90,6 +97,8 @@ def _whole(rules: ImageRules, width: int, height: int) -> Sides:
     match size:
         case Area():
             return _area(size, side, width, height)
+        case Split():
+            return _area(size, side, width, height, side)
         case Budget():
             return _budget(size, rules.patch, rules.merge, width, height)
         case Within():
@@ -103,9 +112,12 @@ def _whole(rules: ImageRules, width: int, height: int) -> Sides:
             raise AssertionError("tiles are not whole")
 
 
-def _area(size: Area, side: int, width: int, height: int) -> Sides:
-    """Return whole multiples of `side` whose product lies between the rule's numbers; ties round to even."""
-    high, wide = round(height / side) * side, round(width / side) * side
+def _area(size: Area | Split, side: int, width: int, height: int, shortest: int = 0) -> Sides:
+    """Return whole multiples of `side` whose product lies between the rule's numbers; ties round to even.
+
+    A side that rounds to less than `shortest` counts as that.
+    """
+    high, wide = (max(round(length / side) * side, shortest) for length in (height, width))
     if high * wide > size.most:
         beta = math.sqrt((height * width) / size.most)
         return max(side, math.floor(width / beta / side) * side), max(side, math.floor(height / beta / side) * side)
@@ -113,6 +125,30 @@ def _area(size: Area, side: int, width: int, height: int) -> Sides:
         beta = math.sqrt(size.least / (height * width))
         return math.ceil(width * beta / side) * side, math.ceil(height * beta / side) * side
     return wide, high
+
+
+def _is_large(size: Split, patch: int, side: int, width: int, height: int) -> bool:
+    """Return whether a picture is cut into tiles."""
+    high, wide = (max(round(length / side) * side, patch) for length in (height, width))
+    return high * wide > size.large and size.many > 1
+
+
+def _nearest_shape(size: Split, width: int, height: int) -> tuple[int, int]:
+    """Return the rows and columns of tiles whose shape is nearest to a picture's.
+
+    Of equally near ones a later one, with more tiles, counts if the picture has more than half of its pixels.
+    """
+    numbers = range(1, size.many + 1)
+    shapes = [
+        (rows, columns) for columns, rows in product(numbers, numbers) if size.fewest <= rows * columns <= size.many
+    ]
+    chosen, least = (1, 1), math.inf
+    for rows, columns in sorted(shapes, key=lambda shape: shape[0] * shape[1]):
+        distance = abs(width / height - columns / rows)
+        roomy = width * height > 0.5 * size.tile**2 * rows * columns
+        if distance < least or (distance == least and roomy):
+            chosen, least = (rows, columns), distance
+    return chosen
 
 
 def _budget(size: Budget, patch: int, merge: int, width: int, height: int) -> Sides:

@@ -48,7 +48,11 @@ def views(rules: ImageRules, picture: Picture) -> tuple[Layout, tuple[View, ...]
         side = image.height // layout.tiles[0]
         places = product(range(0, image.height, side), range(0, image.width, side))
         tiles = [image.crop((left, top, left + side, top + side)) for top, left in places]
-        shown = [*tiles, Picture(image).resize(side, side, rules.filter)]
+        apart = layout.whole != (0, 0)
+        whole = (
+            picture.resize(*layout.whole, rules.filter) if apart else Picture(image).resize(side, side, rules.filter)
+        )
+        shown = [*tiles, whole]
     return layout, tuple(
         View(grid, columns(rules, np.asarray(one)[: grid[0] * rules.patch, : grid[1] * rules.patch]))
         for grid, one in zip(layout.grids, shown, strict=True)

@@ -1,6 +1,7 @@
 """The rules for a checkpoint's pictures, read from its image processor's settings. For builds: it needs transformers.
 
-transformers' own class reads the settings, so that its defaults and the old names of settings hold here as well.
+transformers' own class reads the settings, so that its defaults and the old names of settings hold here as well. Of a
+class that needs torchvision the defaults are written down.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from shardmill.errors import CheckpointError
@@ -22,6 +24,7 @@ from shardmill.media.image_rules import (
     ImageRules,
     Placeholder,
     Size,
+    Split,
     Tiles,
     Within,
 )
@@ -52,6 +55,7 @@ class Processor:
         size: from the processor, the checkpoint's config and the most patches of a view to the rule for the size.
         patch, merge: from the processor and the config.
         text: what takes a picture's place, written in the code of transformers' processors, too.
+        defaults: of settings, for a class that needs torchvision.
     """
 
     module: str
@@ -59,6 +63,7 @@ class Processor:
     patch: Callable[[Any, Mapping[str, Any]], int]
     merge: Callable[[Any, Mapping[str, Any]], int]
     text: Placeholder
+    defaults: Mapping[str, Any] | None = None
 
 
 def _tiles(processor: Any, config: Mapping[str, Any], most: int) -> Tiles:
@@ -66,9 +71,36 @@ def _tiles(processor: Any, config: Mapping[str, Any], most: int) -> Tiles:
 
 
 def _area(processor: Any, config: Mapping[str, Any], most: int) -> Area:
-    least, longest = processor.size["shortest_edge"], processor.size["longest_edge"]
-    most = min(longest, most * processor.patch_size**2)
-    return Area(min(least, most), most)
+    return Area(
+        *_between(processor.size["shortest_edge"], processor.size["longest_edge"], most * processor.patch_size**2)
+    )
+
+
+def _between(least: int, longest: int, most: int) -> tuple[int, int]:
+    """Return the pixels between which pictures are scaled, if a program takes `most`.
+
+    A small picture is scaled up to whole rows, so to more than the least; a quarter leaves room for them.
+    """
+    return (least, longest) if longest <= most else (min(least, most // 4), most)
+
+
+def _split(processor: Any, config: Mapping[str, Any], most: int) -> Size:
+    """Return LFM2-VL's rule. If no program takes a tile, pictures stay whole, as by `do_image_splitting: false`.
+
+    Raises:
+        CheckpointError: if the settings cut pictures in a way that no rules say.
+    """
+    block, tile = (processor.encoder_patch_size * processor.downsample_factor) ** 2, processor.tile_size
+    limits = processor.min_image_tokens * block, processor.max_image_tokens * block
+    smallest, largest = _between(*limits, most * processor.encoder_patch_size**2)
+    if not processor.do_image_splitting or (tile // processor.encoder_patch_size) ** 2 > most:
+        return Split(smallest, largest, 0.0, 0, 1, 1)
+    if not processor.use_thumbnail or processor.min_tiles < 2 or tile**2 % block:
+        raise CheckpointError(
+            f"{SETTINGS}: tiles without the whole picture, of one only or of broken rows: no rules say"
+        )
+    large = processor.max_image_tokens * block * processor.max_pixels_tolerance
+    return Split(smallest, largest, large, tile, processor.min_tiles, processor.max_tiles)
 
 
 def _fixed(processor: Any, config: Mapping[str, Any], most: int) -> Fixed:
@@ -95,6 +127,39 @@ PROCESSORS = {
     ),
     "Idefics3ImageProcessor": Processor("idefics3", *_IDEFICS),
     "SmolVLMImageProcessor": Processor("smolvlm", *_IDEFICS),
+    "Lfm2VlImageProcessor": Processor(
+        "lfm2_vl",
+        _split,
+        lambda processor, config: int(processor.encoder_patch_size),
+        lambda processor, config: int(processor.downsample_factor),
+        Placeholder(
+            mark="<image>",
+            row="<image>",
+            before="<|image_start|>",
+            after="<|image_end|>",
+            tile="<|img_row_{row}_col_{column}|>",
+            beside="<|img_thumbnail|>",
+        ),
+        {
+            "downsample_factor": 2,
+            "do_image_splitting": True,
+            "min_tiles": 2,
+            "max_tiles": 10,
+            "use_thumbnail": True,
+            "min_image_tokens": 64,
+            "max_image_tokens": 256,
+            "encoder_patch_size": 16,
+            "tile_size": 512,
+            "max_pixels_tolerance": 2.0,
+            "do_resize": True,
+            "resample": 2,
+            "do_rescale": True,
+            "rescale_factor": 1 / 255,
+            "do_normalize": True,
+            "image_mean": [0.5, 0.5, 0.5],
+            "image_std": [0.5, 0.5, 0.5],
+        },
+    ),
     "Gemma3ImageProcessor": Processor(
         "gemma3",
         _fixed,
@@ -149,9 +214,13 @@ def checkpoint_image_rules(source: Path, most: int) -> ImageRules:
         known = ", ".join(sorted(PROCESSORS))
         raise CheckpointError(f"{source / SETTINGS}: no rules for the image processor {name!r}; known are {known}")
     kind = PROCESSORS[name]
-    module = importlib.import_module(f"transformers.models.{kind.module}.image_processing_pil_{kind.module}")
     rest = {key: value for key, value in settings.items() if key not in ("image_processor_type", "processor_class")}
-    processor = getattr(module, name + "Pil")(**rest)
+    if kind.defaults is None:
+        module = importlib.import_module(f"transformers.models.{kind.module}.image_processing_pil_{kind.module}")
+        processor = getattr(module, name + "Pil")(**rest)
+    else:
+        stated = {key: value for key, value in rest.items() if value is not None}
+        processor = SimpleNamespace(**{**kind.defaults, **stated})
     for key in ("do_resize", "do_rescale", "do_convert_rgb"):
         if getattr(processor, key, None) is False:
             raise CheckpointError(f"{source / SETTINGS}: {key} is false, which no rules say")

@@ -190,7 +190,7 @@ class TowerPart(nn.Module):
         weight, bias = weights[f"{step.name}.weight"], weights.get(f"{step.name}.bias")
         if step.rows:
             return projection(weight, bias)
-        eps = self.spec.graph.rms_norm_eps
+        eps = step.eps or self.spec.graph.rms_norm_eps
         return RMSNorm(weight, eps) if self.spec.graph.norm == "rms" else LayerNorm(weight, bias, eps)
 
     def forward(self, x: Tensor, *rest: Tensor) -> Tensor:

@@ -42,6 +42,7 @@ class Step:
     rows: int = 0
     bias: bool = True
     activation: str = ""
+    eps: float = 0.0  # of a norm; 0: as in the layers
 
 
 @dataclass(frozen=True)
@@ -94,6 +95,7 @@ class TowerDescription:
 
     architecture: TowerArchitecture
     sources: Mapping[str, Sources]
+    others: Mapping[str, Sources] = field(default_factory=dict)  # take the place of `sources` that a checkpoint lacks
 
 
 def inputs_of_tower(spec: GraphSpec) -> dict[str, Shape]:

@@ -7,9 +7,12 @@ The rules by which the host makes a program's inputs are in model.json, under `t
     merge      patches a side of the block that becomes one row
     positions  the table of positions has `side` rows of as many columns. By the rule "bilinear" the corners of an image
                lie on the corners of the table, and a patch between four positions takes their mean by distance. By
-               the rule "whole" the table has a position for each patch of an image.
+               the rule "whole" the table has a position for each patch of an image. By the rule "antialiased" the
+               edges of an image lie on the edges of the table, and a patch takes the mean of the positions around it,
+               of more of them where an image has fewer patches than the table has positions.
     grid       the rows and columns of every image, if the tower takes one size alone
     rope       of each frequency, radians for each row or column, and which of the two (0 or 1)
+    colours    "last" if the colours of a pixel stand side by side; otherwise colour follows colour
     scale      what rows are multiplied by, as the embedding table is
     axes       which axis of a row's position turns each frequency of the decoder: time, height or width (0 to 2)
 
@@ -57,7 +60,31 @@ def _whole(at: NDArray[np.int64], extent: int, side: int) -> Floats:
     return np.eye(side, dtype=np.float32)[at]
 
 
-RULES: Mapping[str, Callable[[NDArray[np.int64], int, int], Floats]] = {"bilinear": _bilinear, "whole": _whole}
+def _antialiased(at: NDArray[np.int64], extent: int, side: int) -> Floats:
+    """Return the weights of a table's `side` places by a triangle as wide as two patches, or two places: [n, side]."""
+    patch = np.float32(side) / np.float32(extent)
+    reach = max(patch, np.float32(1))
+    middle = patch * (at.astype(np.float32) + np.float32(0.5))
+    distance = np.abs(np.arange(side, dtype=np.float32) + np.float32(0.5) - middle[:, None]) / reach
+    weights = np.maximum(1 - distance, 0)
+    shares: Floats = weights / weights.sum(axis=1, keepdims=True)
+    return shares
+
+
+RULES: Mapping[str, Callable[[NDArray[np.int64], int, int], Floats]] = {
+    "bilinear": _bilinear,
+    "whole": _whole,
+    "antialiased": _antialiased,
+}
+
+
+def laid(columns: Floats, tower: Mapping[str, Any]) -> Floats:
+    """Return columns, see `tower_arrays`, in the program's order: [frames * colours * patch * patch, n]."""
+    by_colour = columns.reshape(-1, tower["patch"] ** 2, columns.shape[1])  # [colours, patch^2, n]
+    if tower.get("colours") == "last":
+        by_colour = by_colour.transpose(1, 0, 2)
+    repeated: Floats = np.repeat(by_colour[:, None], tower["frames"], axis=1).reshape(-1, columns.shape[1])
+    return repeated
 
 
 def tower_arrays(tower: Mapping[str, Any], bucket: int, columns: Floats, grid: Grid) -> dict[str, Floats]:
@@ -69,11 +96,9 @@ def tower_arrays(tower: Mapping[str, Any], bucket: int, columns: Floats, grid: G
         columns: the numbers of the patches, [colours * patch * patch, h * w], of an image or a tile of an image.
         grid: how many patches the image has from top to bottom and from left to right.
     """
-    at, frames = places(grid, tower["merge"]), tower["frames"]
+    at = places(grid, tower["merge"])
     count = len(at)
-    by_colour = columns.reshape(-1, tower["patch"] ** 2, count)  # [colours, patch^2, n]
-    repeated = np.repeat(by_colour[:, None], frames, axis=1).reshape(-1, count)
-    arrays = {"x": _filled(repeated, bucket)}
+    arrays = {"x": _filled(laid(columns, tower), bucket)}
     if known := tower.get("positions"):
         side, rule = known["side"], RULES[known["rule"]]
         down, across = (rule(at[:, axis], grid[axis], side) for axis in (0, 1))

@@ -228,6 +228,20 @@ TINY: dict[str, dict[str, Any]] = {
         "block_ff_dim": 144,
         "block_multiple_of": 32,
     },
+    "lfm2_vl": {
+        "text_config": BASE
+        | WIDE
+        | {
+            "model_type": "lfm2",
+            "num_hidden_layers": 4,
+            "layer_types": ["conv", "conv", "full_attention", "conv"],
+            "block_ff_dim": 144,
+            "block_multiple_of": 32,
+        },
+        "vision_config": {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2},
+        "projector_hidden_size": 48,
+        "image_token_id": 250,
+    },
     "lfm2_moe": BASE
     | WIDE
     | {
@@ -327,6 +341,12 @@ TINY: dict[str, dict[str, Any]] = {
     },
     "seed_oss": BASE | {"head_dim": 32},
     "smolvlm": {
+        "text_config": BASE | {"model_type": "llama", "head_dim": 32},
+        "vision_config": {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2},
+        "scale_factor": 2,
+        "image_token_id": 250,
+    },
+    "idefics3": {
         "text_config": BASE | {"model_type": "llama", "head_dim": 32},
         "vision_config": {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2},
         "scale_factor": 2,

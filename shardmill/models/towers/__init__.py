@@ -28,6 +28,7 @@ from shardmill.models.tower import (
     constants_of_tower,
 )
 
+LAST = "last"  # where a pixel's colours stand side by side
 QKV = "qkv"
 ROWS, COLUMNS = 0, 1  # the axes of a patch's place
 TIME, HEIGHT, WIDTH = 0, 1, 2  # the axes of a row's position in the decoder
@@ -68,11 +69,14 @@ def with_tower(model: ModelDescription, folder: Path) -> ModelDescription:
         rows, width = tower.architecture.io.width, a.graph.hidden
         raise CheckpointError(f"vision_config: the tower gives rows of {rows}, the decoder's width is {width}")
     host = {**tower.architecture.host, "scale": a.graph.stream_scale}
-    sources = {f"{OF_TOWER}{path}": each for path, each in tower.sources.items()}
+    sources, others = (
+        {f"{OF_TOWER}{path}": source for path, source in each.items()} for each in (tower.sources, tower.others)
+    )
     return replace(
         model,
         architecture=replace(a, tower=replace(tower.architecture, host=host)),
         sources={**model.sources, **sources},
+        others={**model.others, **others},
     )
 
 
@@ -91,6 +95,8 @@ def encoder_tower(
     connector: Sequence[Step],
     elsewhere: Mapping[str, str] | None = None,
     frames: int = 0,
+    flat: bool = False,
+    older: str = "",
     rope: Mapping[str, Any] | None = None,
     host: Mapping[str, Any] | None = None,
 ) -> TowerDescription:
@@ -111,6 +117,8 @@ def encoder_tower(
         connector: what follows the layers.
         elsewhere: names of tensors outside of `prefix`, by the constant's module.
         frames: how many frames a patch covers, all the same; 0 for a convolution over one image.
+        flat: whether a projection takes a patch's pixels, the colours of each side by side, and no convolution.
+        older: another beginning of the names of tensors, in checkpoints that lack those with `prefix`.
         rope: what turns the heads, as model.json has it.
         host: what else the host needs.
 
@@ -127,11 +135,11 @@ def encoder_tower(
     column = max(frames, 1) * COLOURS * patch * patch
     io = TowerIO(column, places, merged=merge * merge, connector=tuple(connector))
     host_rules = {"patch": patch, "frames": max(frames, 1), "merge": merge, "positions": {"side": side, "rule": rule}}
-    host_rules |= {**({"rope": dict(rope)} if rope else {}), **(host or {})}
+    host_rules |= {**({"rope": dict(rope)} if rope else {}), **({"colours": LAST} if flat else {}), **(host or {})}
     tower = TowerArchitecture(graph, layers, io, rope is not None, host_rules)
-    kernel = (v.hidden_size, COLOURS, *([frames] if frames else []), patch, patch)
+    kernel = None if flat else (v.hidden_size, COLOURS, *([frames] if frames else []), patch, patch)
 
-    def source(path: str) -> Sources:
+    def source(path: str, prefix: str = prefix) -> Sources:
         module, _, kind = path.rpartition(".")
         if path == TABLE:
             return TensorSource(f"{prefix}{names[TABLE]}.weight", transposed=True, shape=(places, v.hidden_size))
@@ -147,7 +155,9 @@ def encoder_tower(
             return TensorSource(f"{begin}{names[QKV]}.{kind}", rows=rows, shape=shape)
         return TensorSource(f"{prefix}{names[module]}.{kind}", shape=kernel if path == "patch.weight" else None)
 
-    return TowerDescription(tower, {path: source(path) for path in constants_of_tower(tower_spec(tower, io.merged))})
+    paths = [*constants_of_tower(tower_spec(tower, io.merged))]
+    others = {path: source(path, older) for path in paths} if older else {}
+    return TowerDescription(tower, {path: source(path) for path in paths}, others)
 
 
 def _check_sizes(v: Any, layers: int, heads: int, merge: int, places: int) -> int:
