@@ -1,7 +1,8 @@
 """`shardmill chat`: talk to a built model in a terminal.
 
-Ctrl-C stops an answer, Ctrl-D or /exit leaves, /new starts over. A checkpoint with a chat template answers; a thought
-before the answer is dim. A checkpoint without one continues the text, and the greeting says so.
+Ctrl-C stops an answer, Ctrl-D or /exit leaves, /new starts over, /image FILE adds an image to the next message. A
+checkpoint with a chat template answers; a thought before the answer is dim. A checkpoint without one continues the
+text, and the greeting says so.
 
 With --web a browser shows the server's page instead, which has settings of its own.
 """
@@ -10,6 +11,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import signal
 import sys
 import threading
@@ -49,6 +51,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from shardmill.serve.conversation import Conversation, Talk
+    from shardmill.serve.model import Model
 
 Cost = Callable[["GenerationResult"], str]  # the line that tells the cost of an answer
 _KEYS = "Ctrl-C stops an answer, /new starts over, /exit or Ctrl-D leaves."
@@ -108,9 +111,11 @@ def chat(
     console = Console(markup=False, highlight=False)
     says = "" if model.template else " It has no chat template (see --chat-template): it continues your text."
     name = f"{model.name}, UNGATED," if UNGATED in manifest else model.name
-    console.print(f"{name} on the {model.engine_name} engine.{says} {_KEYS}", style="dim", soft_wrap=True)
+    images = " /image FILE adds an image." if model.pictures and model.template else ""
+    console.print(f"{name} on the {model.engine_name} engine.{says} {_KEYS}{images}", style="dim", soft_wrap=True)
     cost = partial(closing_line, engine=model.engine_name, accept_top_p=accept_top_p, manifest=manifest)
-    _talk_until_left(console, talk, Conversation(model, system), cost)
+    seen = partial(_see, model, slides=context_policy == "slide")
+    _talk_until_left(console, talk, Conversation(model, system), cost, seen)
 
 
 def _serve_page(
@@ -171,8 +176,48 @@ def _check_system(system: str, build: Path, manifest: dict[str, Any], chosen: Pa
         )
 
 
-def _talk_until_left(console: Console, talk: Talk, conversation: Conversation, cost: Cost) -> None:
-    """Answer line after line, until /exit or Ctrl-D."""
+def _see(model: Model, conversation: Conversation, named: str, *, slides: bool) -> str:
+    """Add the image in a file to the next message; return what is said of it.
+
+    Args:
+        model: the model that answers.
+        conversation: the conversation.
+        named: the file, as a shell takes it: terminals quote the path of a file that is dropped on them.
+        slides: whether the context slides.
+
+    Raises:
+        ShardmillError: the build takes no images, or this one can't be used.
+    """
+    if model.pictures is None:
+        raise ShardmillError("/image: the model takes no images; build it with `images` in the config")
+    if model.template is None or slides:
+        why = "a context that slides can't hold images" if slides else "images need a chat template"
+        raise ShardmillError(
+            f"/image: {why}; start again with {'--context-policy stop' if slides else '--chat-template'}"
+        )
+    try:
+        names = shlex.split(named)
+    except ValueError:
+        names = [named.strip()]
+    if len(names) != 1:
+        raise ShardmillError("/image FILE: give one file, in quotes if its path has spaces")
+    if len(conversation.pictures) == model.pictures.most:
+        raise ShardmillError(f"/image: a conversation may have {model.pictures.most} images; /new starts over")
+    file = Path(names[0]).expanduser()
+    picture = model.pictures.see_file(file)
+    conversation.show(picture)
+    width, height = picture.size
+    return f"{file.name}: {width} x {height} pixels, {len(picture.numbers)} tokens of the next message"
+
+
+def _talk_until_left(
+    console: Console,
+    talk: Talk,
+    conversation: Conversation,
+    cost: Cost,
+    seen: Callable[[Conversation, str], str],
+) -> None:
+    """Answer line after line, until /exit or Ctrl-D; `seen` adds an image, and returns what is said of it."""
     while True:
         try:
             with interrupt.caught():
@@ -187,8 +232,13 @@ def _talk_until_left(console: Console, talk: Talk, conversation: Conversation, c
             return
         if line == "/new":
             conversation.clear()
+        elif re.match(r"/image(\s|$)", line):
+            try:
+                console.print(seen(conversation, line.removeprefix("/image")), style="dim", soft_wrap=True)
+            except ShardmillError as error:
+                console.print(str(error), style="red", soft_wrap=True)
         elif re.fullmatch(r"/[a-z]+", line):  # a path or a comment has more
-            console.print(f"no such command: {line}; there are /new and /exit", style="dim")
+            console.print(f"no such command: {line}; there are /new, /image FILE and /exit", style="dim")
         elif line:
             _say(console, talk, conversation, line, cost)
 

@@ -32,8 +32,7 @@ from shardmill.commands.arguments import (
     read_prompt_file,
 )
 from shardmill.commands.check import NoCheck, check_once
-from shardmill.errors import MediaError, ShardmillError
-from shardmill.files import read_bytes
+from shardmill.errors import ShardmillError
 from shardmill.runtime.manifest import UNGATED
 
 if TYPE_CHECKING:
@@ -93,14 +92,7 @@ def _with_images(
         raise ShardmillError("--image: a context that slides can't hold images; leave out --context-policy slide")
     if len(files) > reader.most:
         raise ShardmillError(f"--image: there are {len(files)}, at most {reader.most} are allowed: give fewer")
-    pictures = []
-    for file in files:
-        try:
-            pictures += reader.see([read_bytes(file)])
-        except OSError as error:
-            raise ShardmillError(f"{file}: can't be read: {error.strerror}") from error
-        except MediaError as error:
-            raise ShardmillError(f"{file}: {error}") from error
+    pictures = [reader.see_file(file) for file in files]
     prompt, template = reader.prompt(pictures), load_template((build / manifest["tokenizer"]["path"]).parent)
     hidden = prompt.hide(text)
     if template is None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence, Sized
 from dataclasses import replace
+from typing import cast
 
 from drafted_decoding import (
     SEEDS,
@@ -22,7 +23,9 @@ from drafted_decoding import (
     generate,
 )
 
+from shardmill.media.prompt import SeenPicture
 from shardmill.serve.model import Model
+from shardmill.serve.pictures import Gallery, Shower
 from shardmill.serve.protocol import invalid
 from shardmill.serve.thoughts import ThoughtReader, answer_deltas
 from shardmill.serve.tool_reader import AnswerDelta, CallReader
@@ -47,31 +50,50 @@ class Conversation:
         """Start a new conversation."""
         self.messages = list(self._opening)
         self.text: list[int] = []  # tokens of the continued text, without a template
+        self.pictures: list[SeenPicture] = []  # of the messages in order, and of the next one
+        self._waiting = 0  # how many of these are the next message's
+
+    def show(self, picture: SeenPicture) -> None:
+        """Add a picture to the next message, before its text. The model has a template, and takes pictures."""
+        self.pictures.append(picture)
+        self._waiting += 1
+
+    def _asked(self, line: str) -> Message:
+        """Return the next message of the user."""
+        if not self._waiting:
+            return {"role": "user", "content": line}
+        parts = [{"type": "image"} for _ in range(self._waiting)]
+        return {"role": "user", "content": [*parts, {"type": "text", "text": line}]}
 
     def prompt(self, line: str) -> tuple[Sequence[int], bool]:
         """Return the tokens to answer after the message `line`, and whether they end in a thought.
 
         Raises:
             ApiError: the template rejects the messages.
+            MediaError: it shows another number of pictures.
         """
         if self._model.template is None:
             return [*self.text, *self._model.encode(f"\n{line}" if self.text else line, special=not self.text)], False
+        reader, messages = self._model.pictures, [*self.messages, self._asked(line)]
+        prompt = reader.prompt(self.pictures) if reader and self.pictures else None
         try:
-            text = self._model.template([*self.messages, {"role": "user", "content": line}])
+            text = self._model.template(prompt.hide(messages) if prompt else messages)
         except Exception as error:  # templates may raise any exception
             raise invalid(f"the chat template refused the messages: {error}") from error
         thoughts = self._model.thoughts
-        return self._model.encode(text, special=False), thoughts is not None and thoughts.opened_by(text)
+        tokens = prompt.tokens(text) if prompt else self._model.encode(text, special=False)
+        return tokens, thoughts is not None and thoughts.opened_by(text)
 
     def add(self, line: str, prompt: Sequence[int], tokens: Sequence[int], answer: str, thought: str) -> None:
         """Append a turn; after a stop, with the part of the answer that was given.
 
         A turn that ended in its thought is left out if the template refuses an answer without text, as Mistral's do.
         """
-        asked: Message = {"role": "user", "content": line}
+        asked = self._asked(line)
         said: Message = {"role": "assistant", "content": answer} | thought_fields(thought)
         if answer or self._takes([*self.messages, asked, said, asked]):
             self.messages += [asked, said]
+            self._waiting = 0
         self.text = [*prompt, *(token for token in tokens if token not in self._model.eos)]
 
     def _takes(self, messages: Sequence[Message]) -> bool:
@@ -112,6 +134,7 @@ class Talk:
         self._max_new_tokens = max_new_tokens
         self._session = Session(model.engine, context_policy=context_policy)
         self._session.use_adapter(adapter)
+        self._gallery = Gallery(cast(Shower, model.engine))
         self._policy = create_policy("cost_model", self._session.widths)
         self._turns = 0
 
@@ -136,6 +159,8 @@ class Talk:
         decode = self._model.decoder(written) if written else self._model.decode
         seed = (self._sampling.seed + self._turns) % SEEDS  # otherwise equal turns get equal answers
         self._turns += 1
+        rows = [row for picture in conversation.pictures for row in picture.shown]
+        self._gallery.take(rows)
         events = generate(
             self._session,
             prompt,
@@ -153,14 +178,17 @@ class Talk:
                     said[delta.kind] += delta.text
                     yield delta
 
-        for event in events:
-            if isinstance(event, TokenEvent):
-                tokens.append(event.token)
-                yield from digest(event.text, ended=False)
-            elif isinstance(event, GenerationResult):
-                yield from digest(event.tail, ended=True)
-                yield event
-            if len(stopped) and not isinstance(event, GenerationResult):
-                yield from digest("", ended=True)
-                break
+        try:
+            for event in events:
+                if isinstance(event, TokenEvent):
+                    tokens.append(event.token)
+                    yield from digest(event.text, ended=False)
+                elif isinstance(event, GenerationResult):
+                    yield from digest(event.tail, ended=True)
+                    yield event
+                if len(stopped) and not isinstance(event, GenerationResult):
+                    yield from digest("", ended=True)
+                    break
+        finally:
+            self._gallery.give_back(rows)
         conversation.add(line, prompt, tokens, said["content"], said["thought"])

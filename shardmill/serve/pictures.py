@@ -11,10 +11,11 @@ import re
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from shardmill.errors import MediaError
-from shardmill.files import digest
+from shardmill.files import digest, read_bytes
 from shardmill.media.image_rules import ImageRules, read_image_rules
 from shardmill.media.pictures import LIMITS
 from shardmill.media.prompt import PicturePrompt, Row, SeenPicture, see_picture
@@ -56,6 +57,20 @@ class PictureReader:
         if len(pictures) > self.most:
             raise MediaError(f"there are {len(pictures)} pictures, at most {self.most} are allowed: send fewer")
         return [see_picture(content, self.rules, self.build, self.vocab) for content in pictures]
+
+    def see_file(self, file: Path) -> SeenPicture:
+        """Return the picture in a file as the model sees it.
+
+        Raises:
+            MediaError: if the file can't be read, or can't be used.
+        """
+        try:
+            (picture,) = self.see([read_bytes(file)])
+        except OSError as error:
+            raise MediaError(f"{file}: can't be read: {error.strerror}") from error
+        except MediaError as error:
+            raise MediaError(f"{file}: {error}") from error
+        return picture
 
     def prompt(self, pictures: Sequence[SeenPicture]) -> PicturePrompt:
         """Return a prompt in which pictures take their places."""

@@ -311,7 +311,16 @@ def test_an_error_ends_the_turn_not_the_talk(build: Path) -> None:
 
 def test_a_mistyped_command_is_no_text(build: Path) -> None:
     result = shardmill("chat", build, "--max-new-tokens", 5, keys="/help\n/exit\n")
-    assert result.exit_code == 0 and result.stdout.count("no such command: /help; there are /new and /exit") == 1
+    assert result.exit_code == 0
+    assert result.stdout.count("no such command: /help; there are /new, /image FILE and /exit") == 1
+
+
+@pytest.mark.parametrize("line", ["/image", "/image x.png", "/image\tx.png"])
+def test_an_image_for_a_build_without_a_tower_is_refused_and_the_talk_goes_on(build: Path, line: str) -> None:
+    result = shardmill("chat", build, "--max-new-tokens", 5, keys=f"{line}\n/imagex y\n/exit\n")
+    assert result.exit_code == 0
+    assert result.stdout.count("the model takes no images; build it with `images` in the config") == 1
+    assert result.stdout.count("[5 tokens") == 1 and "adds an image" not in result.stdout
 
 
 def test_a_line_that_is_no_text_ends_the_turn_only(build: Path) -> None:

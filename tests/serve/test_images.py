@@ -7,20 +7,23 @@ import json
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import openai
 import pytest
-from drafted_decoding import DecodeError
+from drafted_decoding import DecodeError, GenerationResult, Sampling, create_drafter
 from media.hostile import black_png, photo, saved
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
-from shardmill.errors import MediaError
+from shardmill.commands import chat
+from shardmill.errors import MediaError, ShardmillError
 from shardmill.media.image_rules import Area, ImageRules, Placeholder
 from shardmill.media.prompt import Row
 from shardmill.serve import engine_worker
+from shardmill.serve.conversation import Conversation, Talk
 from shardmill.serve.model import Model, Settings
 from shardmill.serve.pictures import Gallery, PictureReader, picture_bytes, picture_reader
 from shardmill.templates.render import Message
@@ -338,3 +341,83 @@ def test_a_build_says_whether_it_takes_images() -> None:
     reader = picture_reader(json.loads(json.dumps(manifest)), byte_tokenizer())
     assert reader is not None and reader.rules == RULES and reader.most == 5
     assert picture_reader({"vocab": VOCAB}, byte_tokenizer()) is None
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Path:
+    """Two images, one of them in a folder with a space in its name."""
+    (tmp_path / "my photos").mkdir()
+    (tmp_path / "my photos/a.png").write_bytes(saved(photo(48, 32), "PNG"))
+    (tmp_path / "b.png").write_bytes(saved(photo(32, 48), "PNG"))
+    return tmp_path
+
+
+def say_in_terminal(talk: Talk, conversation: Conversation, line: str) -> str:
+    pieces = [*talk.turn(conversation, line, [])]
+    assert isinstance(pieces[-1], GenerationResult)
+    return "".join(piece.text for piece in pieces if not isinstance(piece, GenerationResult))
+
+
+def test_images_in_the_terminal_are_answered_as_by_the_server(files: Path) -> None:
+    """Each belongs to its message, also in later turns, whose earlier rows are there again; /new forgets them."""
+    engine = Seer()
+    model = seeing_model(engine)
+    conversation, talk = Conversation(model), Talk(model, create_drafter("none"), Sampling(), 12)
+    said = chat._see(model, conversation, f" '{files}/my photos/a.png' ", slides=False)
+    assert said == "a.png: 48 x 32 pixels, 6 tokens of the next message"
+    first = say_in_terminal(talk, conversation, "what is this?")
+    assert first == alone(image(), text("what is this?"))
+    chat._see(model, conversation, f"{files}/b.png", slides=False)
+    second = say_in_terminal(talk, conversation, "and this?")
+    third = say_in_terminal(talk, conversation, "again?")
+    assert engine.towers == 2
+    asked = [{"role": "user", "content": [image(), text("what is this?")]}, {"role": "assistant", "content": first}]
+    asked += [{"role": "user", "content": [image(uri(32, 48)), text("and this?")]}]
+    assert second == alone(messages=asked)
+    asked += [{"role": "assistant", "content": second}, {"role": "user", "content": "again?"}]
+    assert third == alone(messages=asked)
+    conversation.clear()
+    assert say_in_terminal(talk, conversation, "and this?") == alone(text("and this?")) != second
+
+
+def test_a_turn_that_fails_keeps_its_image(files: Path) -> None:
+    engine = Seer()
+    model = seeing_model(engine)
+    conversation, talk = Conversation(model), Talk(model, create_drafter("none"), Sampling(), 12)
+    chat._see(model, conversation, f"{files}/b.png", slides=False)
+    engine.fails = True
+    with pytest.raises(RuntimeError):
+        say_in_terminal(talk, conversation, "a")
+    engine.fails = False
+    assert say_in_terminal(talk, conversation, "a") == alone(image(uri(32, 48)), text("a"))
+
+
+@pytest.mark.parametrize(
+    ("named", "more", "refusal"),
+    [
+        ("", {}, "/image FILE: give one file"),
+        ("a.png b.png", {}, "/image FILE: give one file"),
+        ("'nothing.png", {}, "'nothing.png: can't be read: No such file or directory"),
+        ("/", {}, "/: can't be read: Is a directory"),
+        (__file__, {}, "test_images.py: the picture is in no known format"),
+        ("a.png", {"slides": True}, "a context that slides can't hold images; start again with --context-policy stop"),
+        ("a.png", {"template": None}, "images need a chat template; start again with --chat-template"),
+        ("a.png", {"pictures": None}, "the model takes no images; build it with `images` in the config"),
+    ],
+)
+def test_what_is_no_image_is_refused_in_the_terminal(named: str, more: dict[str, Any], refusal: str) -> None:
+    slides = more.pop("slides", False)
+    model = replace(seeing_model(), **more)
+    conversation = Conversation(model)
+    with pytest.raises(ShardmillError, match=refusal) as caught:
+        chat._see(model, conversation, named, slides=slides)
+    assert "\n" not in str(caught.value) and not conversation.pictures
+
+
+def test_a_conversation_in_the_terminal_has_so_many_images(files: Path) -> None:
+    model = seeing_model()
+    conversation = Conversation(model)
+    for _ in range(3):
+        chat._see(model, conversation, f"{files}/b.png", slides=False)
+    with pytest.raises(ShardmillError, match="a conversation may have 3 images; /new starts over"):
+        chat._see(model, conversation, f"{files}/b.png", slides=False)
