@@ -156,8 +156,12 @@ def _images(plan: Preview) -> str:
     """Return what images take of the context; empty for a build without images."""
     if not plan.images:
         return ""
-    most, rows = plan.images
-    return f"\nimages: {most} in a request, each of {rows} tokens at most, and made smaller for that"
+    most, rows, pixels, views = plan.images
+    size = f"at most {pixels} pixels, {rows} tokens"
+    if views == 1:
+        return f"\nimages: {most} in a request, each made smaller to {size}"
+    cut = f"{views} at most, so {views * rows} tokens" if views else "as many as its image processor's settings say"
+    return f"\nimages: {most} in a request, each seen in views of {size}; {cut}"
 
 
 def _adapter(plan: Preview) -> str:

@@ -71,6 +71,17 @@ def lay_out(rules: ImageRules, width: int, height: int) -> Layout:
     return Layout((first, second), (rows, columns), ((side, side),) * (rows * columns + 1))
 
 
+def most_views(rules: ImageRules) -> int:
+    """Return how many views a picture has at most."""
+    match rules.size:
+        case Tiles():
+            across = math.ceil(rules.size.longest / rules.size.tile)
+            return across**2 + 1 if across > 1 else 1
+        case Split():
+            return rules.size.many + 1 if rules.size.many > 1 else 1
+    return 1
+
+
 def placeholder_text(rules: ImageRules, layout: Layout) -> str:
     """Return the text of a picture, with the text of one token for each of its rows."""
     text = rules.text

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -18,6 +19,8 @@ from shardmill.checkpoint.headers import check_tensors, read_tensors
 from shardmill.config import Config
 from shardmill.errors import CheckpointError, ConfigError
 from shardmill.forms.form import FP16, stored_bytes
+from shardmill.media.image_rules import read_image_rules
+from shardmill.media.layout import most_views
 from shardmill.models.adapters import adapter_inputs
 from shardmill.models.architecture import LABEL, SLIDING_MASK, Architecture, LayerSpec, ModelDescription
 from shardmill.models.caches import Shape
@@ -93,7 +96,9 @@ class Preview:
         expert_groups: how many programs hold a layer's experts; 0 if the experts are in the layer's program.
         head_slices: how many programs hold the LM head; 0 for an encoder.
         buckets: tokens of each of an encoder's programs; empty for a decoder.
-        images: the most images of a request, then the rows of the largest image; empty for a build without images.
+        images: empty for a build without images. The most images of a request; of what the tower sees at once, an image
+            or a tile of one, the most rows and pixels; and how often it sees an image at most, 0 if that is unknown,
+            because the checkpoint is not on this machine.
         task: what the model is for, as the hub calls it.
         windows: how an encoder that labels tokens reads texts longer than its buckets: "exact" or "approximate", see
             runtime/windows.py; "" for other models.
@@ -216,7 +221,7 @@ def preview(config: Config) -> Preview:
         expert_groups=chosen.groups,
         head_slices=0 if a.ends else chosen.slices,
         buckets=chosen.sizes,
-        images=(config.images.most, config.images.sizes[-1] // a.tower.io.merged) if config.images and a.tower else (),
+        images=_images(config, model),
         task=a.task,
         windows=_windows(a, chosen.sizes),
         weight_file_limit=limit.most,
@@ -302,6 +307,20 @@ def _tensor_fault(config: Config, model: ModelDescription) -> str | None:
     except CheckpointError as error:
         return str(error)
     return ""
+
+
+def _images(config: Config, model: ModelDescription) -> tuple[int, ...]:
+    """Return what images take, see `Preview`."""
+    tower, images = model.architecture.tower, config.images
+    if tower is None or images is None:
+        return ()
+    views, source = 0, Path(config.source.path or "")
+    if config.source.path and source.is_dir():
+        with suppress(CheckpointError):  # which `_file_fault` reports
+            known = image_rules(config, model, source)["images"]
+            views = most_views(read_image_rules({key: value for key, value in known.items() if key != "most"}))
+    patches = images.sizes[-1]
+    return images.most, patches // tower.io.merged, patches * tower.host["patch"] ** 2, views
 
 
 def _file_fault(config: Config, model: ModelDescription) -> str:

@@ -22,6 +22,60 @@ def qwen3(*sizes: int) -> dict[str, Any]:
     return causal("Qwen3", "qwen3", sizes) | {"head_dim": 128, "rope_theta": 1000000, "tie_word_embeddings": True}
 
 
+SIGLIP_BASE_512 = {  # google/siglip-base-patch16-512, and SigLIP 2's of that size
+    "hidden_size": 768,
+    "image_size": 512,
+    "intermediate_size": 3072,
+    "num_attention_heads": 12,
+    "num_hidden_layers": 12,
+    "patch_size": 16,
+}
+
+
+def smolvlm2_500m() -> dict[str, Any]:
+    """SmolVLM2 500M: SmolLM2 360M, whose head is not tied here, and a SigLIP."""
+    text = causal("Llama", "llama", (960, 2560, 32, 15, 5, 49280, 8192)) | {"rope_theta": 100000, "head_dim": 64}
+    return {
+        "architectures": ["SmolVLMForConditionalGeneration"],
+        "model_type": "smolvlm",
+        "image_token_id": 49190,
+        "scale_factor": 4,
+        "text_config": text,
+        "tie_word_embeddings": False,
+        "vision_config": SIGLIP_BASE_512 | {"model_type": "smolvlm_vision"},
+    }
+
+
+def granite_docling() -> dict[str, Any]:
+    """Granite Docling 258M: a Llama of 30 layers with IBM's vocabulary, and a SigLIP 2."""
+    text = causal("Llama", "llama", (576, 1536, 30, 9, 3, 100352, 8192)) | {"rope_theta": 100000.0, "head_dim": 64}
+    return {
+        "architectures": ["Idefics3ForConditionalGeneration"],
+        "model_type": "idefics3",
+        "image_token_id": 100270,
+        "scale_factor": 4,
+        "text_config": text | {"tie_word_embeddings": True},
+        "tie_word_embeddings": True,
+        "vision_config": SIGLIP_BASE_512 | {"model_type": "idefics3_vision"},
+    }
+
+
+def lfm2_vl(text: dict[str, Any]) -> dict[str, Any]:
+    """LFM2-VL 450M: LFM2 350M and a SigLIP 2 for pictures of any shape."""
+    naflex = {name: value for name, value in SIGLIP_BASE_512.items() if name != "image_size"}
+    return {
+        "architectures": ["Lfm2VlForConditionalGeneration"],
+        "model_type": "lfm2_vl",
+        "downsample_factor": 2,
+        "image_token_id": 396,
+        "projector_bias": True,
+        "projector_hidden_act": "gelu",
+        "projector_hidden_size": 2560,
+        "text_config": text,
+        "vision_config": naflex | {"model_type": "siglip2_vision_model", "num_patches": 256, "vision_use_head": False},
+    }
+
+
 def gemma3(hidden: int, ffn: int, layers: int, heads: int, kv_heads: int, **more: Any) -> dict[str, Any]:
     """A Gemma 3 that reads text alone."""
     return causal("Gemma3", "gemma3_text", (hidden, ffn, layers, heads, kv_heads, 262144, 32768)) | {
@@ -143,6 +197,9 @@ OWN: dict[str, Published] = {
             "rope_theta": 1000000.0,
         },
     ),
+    # Numbers of parameters with the tower, as the hub counts each repository's tensors.
+    "smolvlm2-500m": ("HuggingFaceTB/SmolVLM2-500M-Video-Instruct", 0.507482304, smolvlm2_500m()),
+    "granite-docling-258m": ("ibm-granite/granite-docling-258M", 0.257517120, granite_docling()),
     "lfm2-8b-a1b": (
         "LiquidAI/LFM2-8B-A1B",
         8.34,
@@ -316,4 +373,12 @@ TAKEN = {
     "qwen3.5-27b": ("Qwen/Qwen3.5-27B", "Qwen3.5-27B"),
     "qwen3.5-35b-a3b": ("Qwen/Qwen3.5-35B-A3B", "Qwen3.5-35B-A3B"),
 }
+OWN["lfm2-vl-450m"] = ("LiquidAI/LFM2-VL-450M", 0.450822656, lfm2_vl(OWN["lfm2-350m"][2]))
+# With its tower, a Qwen3.5 has more parameters than its text model has. The towers' widths are those that other projects
+# write down for these sizes; the hub's number of parameters holds the MTP layer, too, so that it is no check of them.
+for _name, _billions, _depth, _width in [("Qwen3.5-0.8B", 0.853, 12, 768), ("Qwen3.5-4B", 4.54, 24, 1024)]:
+    _config = PUBLISHED[_name][1]
+    _vision = {"depth": _depth, "hidden_size": _width, "intermediate_size": 4 * _width, "num_heads": _width // 64}
+    _whole = _config | {"vision_config": _config["vision_config"] | _vision}
+    OWN[f"{_name.lower()}-images"] = (f"Qwen/{_name}", _billions, _whole)
 SHIPPED: dict[str, Published] = OWN | {file: (repo, *PUBLISHED[name]) for file, (repo, name) in TAKEN.items()}
