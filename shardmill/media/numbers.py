@@ -22,8 +22,9 @@ def row_numbers(view: View, build: str, vocab: int, count: int) -> tuple[int, ..
         vocab: the size of the vocabulary.
         count: how many rows there are.
     """
-    content = hashlib.sha256(repr((build, view.grid, view.columns.shape)).encode())
-    content.update(view.columns.tobytes())
+    columns = view.columns
+    content = hashlib.sha256(repr((build, view.grid, columns.shape)).encode())
+    content.update(columns.tobytes())
     beginning = content.digest()
     rows = (hashlib.sha256(beginning + row.to_bytes(4, "little")).digest() for row in range(count))
     return tuple(vocab + (int.from_bytes(digest[:8], "little") >> (64 - BITS)) for digest in rows)

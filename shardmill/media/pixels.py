@@ -23,13 +23,23 @@ class View:
 
     Attributes:
         grid: rows and columns of patches.
-        columns: [3 patch^2, patches], one column for each patch, with its numbers by colour, row and column. The
+        levels: [3 patch^2, patches], one column for each patch, with its levels by colour, row and column. The
             patches whose features become one row of the model follow one another; such blocks are in reading order,
-            and so are the patches of a block.
+            and so are the patches of a block. A request that waits holds a byte for each, and not the four of a number.
+        rules: which number a level is.
     """
 
     grid: tuple[int, int]
-    columns: Columns
+    levels: Levels
+    rules: ImageRules
+
+    @property
+    def columns(self) -> Columns:
+        """Return what the tower takes: the numbers of the levels."""
+        each = self.levels.reshape(3, -1, self.levels.shape[1])
+        return np.stack([table[levels] for table, levels in zip(_numbers(self.rules), each, strict=True)]).reshape(
+            self.levels.shape
+        )
 
 
 def views(rules: ImageRules, picture: Picture) -> tuple[Layout, tuple[View, ...]]:
@@ -54,25 +64,22 @@ def views(rules: ImageRules, picture: Picture) -> tuple[Layout, tuple[View, ...]
         )
         shown = [*tiles, whole]
     return layout, tuple(
-        View(grid, columns(rules, np.asarray(one)[: grid[0] * rules.patch, : grid[1] * rules.patch]))
+        View(grid, columns(rules, np.asarray(one)[: grid[0] * rules.patch, : grid[1] * rules.patch]), rules)
         for grid, one in zip(layout.grids, shown, strict=True)
     )  # a tower's convolution leaves out the pixels beyond its last whole patch, too
 
 
-def columns(rules: ImageRules, image: Levels) -> Columns:
-    """Return an image's patches as columns, see `View`.
+def columns(rules: ImageRules, image: Levels) -> Levels:
+    """Return an image's patches as columns of levels, see `View`.
 
     Args:
-        rules: the size of patches, and the numbers of levels.
+        rules: the size of patches.
         image: [height, width, 3], whole rows of the model in both directions.
     """
     height, width, colours = image.shape
     patch, merge = rules.patch, rules.merge
     blocks = image.reshape(height // rules.side, merge, patch, width // rules.side, merge, patch, colours)
-    patches = blocks.transpose(6, 2, 5, 0, 3, 1, 4).reshape(colours, patch * patch, -1)
-    return np.stack([table[levels] for table, levels in zip(_numbers(rules), patches, strict=True)]).reshape(
-        colours * patch * patch, -1
-    )
+    return blocks.transpose(6, 2, 5, 0, 3, 1, 4).reshape(colours * patch * patch, -1)
 
 
 def _numbers(rules: ImageRules) -> Columns:

@@ -25,7 +25,7 @@ from shardmill.errors import CheckpointError
 from shardmill.media.image_rules import ImageRules, Split, read_image_rules
 from shardmill.media.layout import lay_out, placeholder_text
 from shardmill.media.pictures import Picture
-from shardmill.media.pixels import columns, views
+from shardmill.media.pixels import View, columns, views
 from shardmill.media.processors import PROCESSORS, checkpoint_image_rules
 
 NAME = "Lfm2VlImageProcessor"
@@ -121,7 +121,7 @@ def test_pixels_are_within_three_levels_and_columns_in_transformers_order(
     assert layout.tiles == ((rows, across) if rows * across > 1 else (0, 0))
     assert [view.grid for view in seen] == [(each.shape[1] // 16, each.shape[2] // 16) for each in expected]
     for view, each in zip(seen, expected, strict=True):
-        wanted = columns(of, each.permute(1, 2, 0).numpy())
+        wanted = View(view.grid, columns(of, each.permute(1, 2, 0).numpy()), of).columns
         assert np.abs(view.columns - wanted).max() <= LEVELS / 127.5 + 1e-6
         flat = module.convert_image_to_patches((each.float() / 255 - 0.5)[None] / 0.5, 16)[0].numpy()
         blocks = [

@@ -170,7 +170,7 @@ def test_columns_equal_those_of_transformers(
     wanted = expected(name, of, image)
     assert [view.columns.shape for view in seen] == [columns.shape for columns in wanted]
     for view, columns in zip(seen, wanted, strict=True):
-        assert view.columns.dtype == np.float32
+        assert view.columns.dtype == np.float32 and view.levels.dtype == np.uint8
         np.testing.assert_array_equal(view.columns, columns)
         assert view.grid[0] * view.grid[1] == columns.shape[1]
     assert layout.rows(of.merge) == sum(columns.shape[1] for columns in wanted) // of.merge**2

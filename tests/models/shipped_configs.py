@@ -374,8 +374,8 @@ TAKEN = {
     "qwen3.5-35b-a3b": ("Qwen/Qwen3.5-35B-A3B", "Qwen3.5-35B-A3B"),
 }
 OWN["lfm2-vl-450m"] = ("LiquidAI/LFM2-VL-450M", 0.450822656, lfm2_vl(OWN["lfm2-350m"][2]))
-# With its tower, a Qwen3.5 has more parameters than its text model has. The towers' widths are those that other projects
-# write down for these sizes; the hub's number of parameters holds the MTP layer, too, so that it is no check of them.
+# With its tower, a Qwen3.5 has more parameters than its text model has. The towers' widths are those that other
+# projects write down for these sizes; the hub counts the MTP layer, too, so its number is no check of them.
 for _name, _billions, _depth, _width in [("Qwen3.5-0.8B", 0.853, 12, 768), ("Qwen3.5-4B", 4.54, 24, 1024)]:
     _config = PUBLISHED[_name][1]
     _vision = {"depth": _depth, "hidden_size": _width, "intermediate_size": 4 * _width, "num_heads": _width // 64}

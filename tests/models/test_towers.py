@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
+from types import SimpleNamespace
 from typing import Any
 
 import limits
@@ -14,7 +15,6 @@ import towers
 from kit_runner.figures import relative_error
 
 from shardmill.errors import CheckpointError
-from shardmill.media.pixels import View
 from shardmill.models.architecture import Graph, blocks
 from shardmill.models.contract import GraphSpec
 from shardmill.models.part_kinds import constants, inputs, tower_spec
@@ -55,7 +55,7 @@ def test_the_graph_gives_transformers_rows(kind: str) -> None:
         columns = np.random.default_rng(count).standard_normal((3 * towers.PATCH**2, count)).astype(np.float32)
         with torch.no_grad():
             told = model.model.get_image_features(
-                **towers.given(model, [View(grid, columns)], rules), return_dict=True
+                **towers.given(model, [SimpleNamespace(grid=grid, columns=columns)], rules), return_dict=True
             ).pooler_output
         expected = torch.cat([*told]).reshape(-1, model.config.text_config.hidden_size).numpy()
         for patches in {count, largest}:

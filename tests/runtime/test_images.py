@@ -33,7 +33,8 @@ from shardmill.runtime.manifest import in_place
 
 MARK, COUNT, SEEDS = 250, 32, (1, 2, 3)
 NOISE = 16 * limits.UNITS["fp32"]
-SIZES = [(80, 48), (32, 64)]  # width and height in pixels: 6 x 10 and 8 x 4 patches, which resizing leaves alone
+# Width and height in pixels: 6 x 10 and 8 x 4 patches, which resizing leaves alone; or a cut one and its whole.
+SIZES = {kind: [(80, 48), (120, 100) if kind == "lfm2_vl" else (32, 64)] for kind in towers.VISION}
 FP32 = pytest.mark.skipif(not is_portable(), reason="compares in fp32, which Core ML does not have")
 pytestmark = [FP32, pytest.mark.slow]
 
@@ -68,7 +69,7 @@ def asked(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     table = tiny.write_table(parts["embedding"], source, folder / "embedding.safetensors")
     with load_programs_as("fp32"):
         engine = Engine(in_place(plan, packages, table), Path("/"))
-    shown = [view for size in SIZES for view in seen(plan, size)]
+    shown = [view for size in SIZES[request.param] for view in seen(plan, size)]
     yield answered(engine, shown, towers.pictured(request.param), plan)
 
 

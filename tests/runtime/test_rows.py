@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from shardmill.errors import ShardmillError
 from shardmill.gates.passes import Pass
+from shardmill.media.image_rules import Area, ImageRules, Placeholder
 from shardmill.media.numbers import row_numbers
 from shardmill.media.pixels import View
 from shardmill.runtime.kv import Floats
@@ -200,8 +201,11 @@ def test_an_engine_takes_rows_for_tokens(built: tiny.Build) -> None:
         fed(pictured)
 
 
+RULES = ImageRules(2, 2, "bicubic", 1 / 255, (0.5, 0.5, 0.5), (0.5, 0.5, 0.5), Area(16, 4096), Placeholder("m", "r"))
+
+
 def view(seed: int = 0, grid: tuple[int, int] = (4, 6)) -> View:
-    return View(grid, np.random.default_rng(seed).random((12, 24)).astype(np.float32))
+    return View(grid, np.random.default_rng(seed).integers(0, 256, (12, 24), np.uint8), RULES)
 
 
 def test_numbers_say_what_a_row_is() -> None:
@@ -209,12 +213,12 @@ def test_numbers_say_what_a_row_is() -> None:
     numbers = row_numbers(view(), "build", VOCAB, 6)
     assert numbers == row_numbers(view(), "build", VOCAB, 6) and len(set(numbers)) == 6
     assert all(VOCAB <= number < 1 << 63 for number in numbers)
-    changed = view().columns.copy()
-    changed[7, 5] = np.nextafter(changed[7, 5], np.float32(2))
+    changed = view().levels.copy()
+    changed[7, 5] ^= 1
     others = [
         row_numbers(view(1), "build", VOCAB, 6),
         row_numbers(view(grid=(6, 4)), "build", VOCAB, 6),
         row_numbers(view(), "another", VOCAB, 6),
-        row_numbers(View((4, 6), changed), "build", VOCAB, 6),
+        row_numbers(View((4, 6), changed, RULES), "build", VOCAB, 6),
     ]
     assert len({*numbers, *(number for other in others for number in other)}) == 30

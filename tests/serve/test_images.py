@@ -292,7 +292,7 @@ def test_an_answer_that_cannot_begin_gives_its_rows_back(monkeypatch: pytest.Mon
 def rows(seed: int, count: int = 4) -> Row:
     from shardmill.media.pixels import View
 
-    return Row(View((4, 4), np.zeros((192, 16), np.float32)), tuple(VOCAB + 100 * seed + i for i in range(count)))
+    return Row(View((4, 4), np.zeros((192, 16), np.uint8), RULES), tuple(VOCAB + 100 * seed + i for i in range(count)))
 
 
 def test_rows_are_held_while_answers_use_them_and_the_last_ones_after() -> None:
