@@ -214,6 +214,7 @@ def _facts(model: Model, settings: Settings) -> dict[str, Any]:
         "drafters": list(dict.fromkeys([settings.drafter, *known])),  # the usual one first
         "calls": model.tools is not None,
         "variables": sorted(model.template_variables),
+        "images": model.pictures.most if model.pictures and settings.context_policy != "slide" else 0,
     }
 
 

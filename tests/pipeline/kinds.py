@@ -150,6 +150,18 @@ KINDS = {
         {"layers_00_04": 100, "tower_32": 50, "tower_64": 50},
         ("tower_64", "tower_error", "faint_error"),
     ),
+    "tiles": Kind(
+        partial(towers.write_pictured, kind="smolvlm"),
+        {**SETTINGS, "images": {"patches": towers.BUCKETS["smolvlm"]}},
+        {"layers_00_02": 20, "tower_36": 50},
+        ("tower_36", "tower_error", "faint_error"),
+    ),
+    "split": Kind(
+        partial(towers.write_pictured, kind="lfm2_vl"),
+        {**SETTINGS, "images": {"patches": towers.BUCKETS["lfm2_vl"]}},
+        {"layers_00_04": 50, "tower_32": 50, "tower_64": 50},
+        ("tower_64", "tower_error", "faint_error"),
+    ),
 }  # fmt: skip
 
 

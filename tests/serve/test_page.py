@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import re
@@ -16,6 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 from browser import CONTROL, SHIFT, Page, browser
+from media.hostile import photo, saved
 from numpy.typing import NDArray
 from patience import PATIENCE, wait_until
 from programs import skip_or_fail
@@ -28,8 +30,10 @@ from shardmill.serve import pages
 from shardmill.serve.model import Settings
 
 from .fake import END, Speaker, byte_tokenizer, fake_model, token_bytes
+from .fake import NAME as FAKE
 from .running import Running, running
 from .test_encoder import running as encoding
+from .test_images import seeing_model
 from .test_process import process
 from .test_warming import FIRST_PASSES, PROGRAMS, Served, Slow
 
@@ -184,6 +188,94 @@ def test_a_conversation_and_why_it_was_fast_survive_a_reload(page: Page, server:
     page.wait("!document.querySelector('article')")
     enter(page, server, fresh=False)
     assert page.text("main").startswith("Enter sends")
+
+
+@pytest.fixture(scope="module")
+def seeing() -> Iterator[Running]:
+    with running(seeing_model(), Settings(port=0, drafter="none")) as up:
+        yield up
+
+
+def drop(page: Page, *files: Path) -> None:
+    """Drag files over the page and let them go, as a person does."""
+    dragged = {"items": [], "files": [str(file) for file in files], "dragOperationsMask": 1}
+    for step in ("dragEnter", "dragOver", "drop"):
+        page.call("Input.dispatchDragEvent", type=step, x=300, y=300, data=dragged)
+
+
+def paste(page: Page, content: bytes, kind: str) -> None:
+    inside = json.dumps(base64.b64encode(content).decode())
+    page.evaluate(
+        f"""(() => {{
+        const bytes = Uint8Array.from(atob({inside}), (one) => one.charCodeAt());
+        const data = new DataTransfer();
+        data.items.add(new File([bytes], 'pasted', {{type: {json.dumps(kind)}}}));
+        const event = new ClipboardEvent('paste', {{clipboardData: data, bubbles: true, cancelable: true}});
+        document.querySelector('#text').dispatchEvent(event);
+        }})()"""
+    )
+
+
+def told(server: Running, messages: Any) -> str:
+    """What a client gets to messages."""
+    settings: Any = {"model": FAKE, "temperature": 0, "max_tokens": 12}
+    return server.client().chat.completions.create(messages=messages, **settings).choices[0].message.content or ""
+
+
+SHOWN = "document.querySelectorAll('#waiting img').length"
+ALL_SHOWN = "[...document.images].every((one) => one.naturalWidth > 0)"
+
+
+def test_images_are_dropped_and_pasted_and_the_answer_is_theirs(page: Page, seeing: Running, tmp_path: Path) -> None:
+    """The answer is what a client of the same messages gets; a reload keeps them."""
+    first, second = tmp_path / "first.png", saved(photo(32, 48), "JPEG")
+    first.write_bytes(saved(photo(48, 32), "PNG"))
+    enter(page, seeing)
+    choose(page, temperature="0", max_tokens="12")
+    drop(page, first)
+    page.wait(f"{SHOWN} === 1")
+    paste(page, second, "image/jpeg")
+    page.wait(f"{SHOWN} === 2 && {ALL_SHOWN}")
+    paste(page, second, "image/jpeg")
+    page.wait(f"{SHOWN} === 3")
+    page.click("#waiting button:last-child")
+    page.wait(f"{SHOWN} === 2")
+    ask(page, "what is this?")
+    assert page.evaluate(SHOWN) == 0 and page.evaluate("document.querySelectorAll('.user img').length") == 2
+    assert re.search(r" before them · 12 of images", page.text(".took"))
+    contents = [("png", first.read_bytes()), ("jpeg", second)]
+    urls = [f"data:image/{kind};base64,{base64.b64encode(content).decode()}" for kind, content in contents]
+    parts: Any = [{"type": "image_url", "image_url": {"url": url}} for url in urls]
+    asked: Any = [{"role": "user", "content": [*parts, {"type": "text", "text": "what is this?"}]}]
+    wanted = told(seeing, asked)
+    said = "JSON.parse(localStorage.getItem(Object.keys(localStorage)[0])).messages[1].content"
+    assert page.evaluate(said) == wanted
+    enter(page, seeing, fresh=False)
+    page.wait(f"document.querySelectorAll('.user img').length === 2 && {ALL_SHOWN}")
+    ask(page, "and now?")
+    asked += [{"role": "assistant", "content": wanted}, {"role": "user", "content": "and now?"}]
+    assert page.evaluate(said.replace("[1]", "[3]")) == told(seeing, asked)
+
+
+def test_what_is_no_image_is_told(page: Page, seeing: Running, server: Running, tmp_path: Path) -> None:
+    """And dropping it does not leave the page."""
+    (tmp_path / "text.txt").write_text("x")
+    (tmp_path / "a.png").write_bytes(saved(photo(48, 32), "PNG"))
+    (tmp_path / "b.png").write_bytes(b"no image")
+    enter(page, seeing)
+    drop(page, tmp_path / "text.txt")
+    page.wait("document.querySelector('#status').innerText === 'Only PNG, JPEG, WebP and GIF images can be sent.'")
+    drop(page, *[tmp_path / "a.png"] * 4)
+    page.wait("document.querySelector('#status').innerText.startsWith('A conversation may have 3 images')")
+    drop(page, tmp_path / "b.png")
+    page.wait(f"{SHOWN} === 1")
+    ask(page, "what is this?")
+    assert "the picture is in no known format" in page.text(".wrong")
+    page.errors.clear()  # the browser names the image that it can't show, and the server's 400
+    enter(page, server)
+    assert page.evaluate("document.querySelector('#add').hidden")
+    drop(page, tmp_path / "a.png")
+    page.wait("document.querySelector('#status').innerText === 'This model takes no images.'")
 
 
 def test_an_answer_is_stopped_and_had_anew(page: Page, server: Running, actor: Actor) -> None:

@@ -1,4 +1,6 @@
 // The page to chat with: a conversation, a pad on which a base model continues a text, or what an encoder finds.
+import {content, joined, picture, read} from './images.js';
+
 const $ = (id) => document.getElementById(id);
 const make = (tag, name = '', ...content) => {
   const made = Object.assign(document.createElement(tag), {className: name});
@@ -6,7 +8,7 @@ const make = (tag, name = '', ...content) => {
   return made;
 };
 const say = (text) => ($('status').textContent = text);
-const state = {messages: [], text: '', settings: {}, result: null}; // what a reload keeps
+const state = {messages: [], text: '', settings: {}, result: null, images: []}; // what a reload keeps
 let facts = {}; // of the model, from /v1/models
 let place = ''; // where the state is kept
 let key = sessionStorage.getItem('key') ?? '';
@@ -93,7 +95,10 @@ async function stream(path, more, said, changed) {
     for await (const {choices, usage, shardmill} of events(await ask(path, body))) {
       for (const choice of choices) add(said, choice);
       if (shardmill) said.took = taken(shardmill, body.shardmill.drafter);
-      if (usage) Object.assign(said.took, {read: usage.prompt_tokens, kept: usage.prompt_tokens_details.cached_tokens});
+      if (usage) {
+        const {cached_tokens: kept, image_tokens: seen} = usage.prompt_tokens_details;
+        Object.assign(said.took, {read: usage.prompt_tokens, kept, seen});
+      }
       changed();
     }
   });
@@ -177,7 +182,7 @@ function show(said) {
   const shown = make('article', said.role);
   shown.ariaLabel = {user: 'You', tool: 'Result of a call'}[said.role] ?? 'The model';
   atEnd(() => $('log').append(shown), said.role !== 'assistant');
-  if (said.role !== 'assistant') return shown.append(said.content);
+  if (said.role !== 'assistant') return shown.append(...(said.images ?? []).map(picture), said.content);
   const [thought, text, calls, foot] = [make('details'), make('div', 'text'), make('div'), make('footer')];
   const [title, inside] = [make('summary'), make('div', 'plain')];
   thought.append(title, inside);
@@ -194,6 +199,33 @@ function show(said) {
   return changed;
 }
 
+// Adds the images in files to the next message.
+async function show_files(files) {
+  const sent = [state, ...state.messages].flatMap(({images}) => images ?? []).length;
+  try {
+    state.images.push(...await read([...files], facts.images - sent, kind === chat && facts.images));
+    say('');
+    keep();
+  } catch (error) {
+    say(error.message);
+  }
+  draw_waiting();
+}
+
+// Draws the images of the next message; a click leaves one out.
+function draw_waiting() {
+  $('waiting').replaceChildren(...state.images.map((src, i) => {
+    const button = Object.assign(make('button', '', picture(src, i)), {type: 'button', title: 'Leave this image out'});
+    button.addEventListener('click', () => {
+      state.images.splice(i, 1);
+      draw_waiting();
+      keep();
+      $('text').focus();
+    });
+    return button;
+  }));
+}
+
 // Why an answer was as fast as it was, and what went wrong.
 function notes({took, wrong}) {
   const line = took && [
@@ -202,6 +234,7 @@ function notes({took, wrong}) {
     engine(took.engine),
     `${took.tokens} tokens`,
     `${took.before.toFixed(1)} s for the ${took.read} before them${took.kept ? `, of which ${took.kept} were kept` : ''}`,
+    took.seen && `${took.seen} of images`,
     {length: 'ended at the most tokens', context: 'ended, as the context is full'}[took.ended],
   ];
   const speed = took?.seconds > 0 && `${((took.tokens - 1) / took.seconds).toFixed(1)} tokens/s`;
@@ -229,20 +262,24 @@ const chat = {
   },
   send(text) {
     const [call] = open();
-    if (!text.trim()) return;
+    if (!text.trim() && !state.images.length) return;
     if (!state.messages.length) $('log').replaceChildren();
     $('text').value = '';
-    state.messages.push(call ? {role: 'tool', tool_call_id: call.id, content: text} : {role: 'user', content: text});
+    const images = call ? [] : state.images.splice(0);
+    draw_waiting();
+    state.messages.push(call ? {role: 'tool', tool_call_id: call.id, content: text} : {role: 'user', content: text, images});
     show(state.messages.at(-1));
     if (open().length) busy();
     else this.answer();
   },
   answer() {
     const asked = state.settings.system ? [{role: 'system', content: state.settings.system}] : [];
-    for (const {role, content, thought, calls, tool_call_id} of state.messages) {
-      const message = {role, content: content || (thought || calls ? null : ''), tool_call_id, tool_calls: calls};
-      if (role === 'user' && asked.at(-1)?.role === 'user') asked.at(-1).content += `\n\n${content}`; // it had no answer
-      else if (role !== 'assistant' || content || thought || calls) asked.push({...message, reasoning_content: thought});
+    for (const one of state.messages) {
+      const {role, thought, calls, tool_call_id} = one;
+      const [said, before] = [content(one), asked.at(-1)];
+      const message = {role, content: said || (thought || calls ? null : ''), tool_call_id, tool_calls: calls};
+      if (role === 'user' && before?.role === 'user') before.content = joined(before.content, said); // it had no answer
+      else if (role !== 'assistant' || said || thought || calls) asked.push({...message, reasoning_content: thought});
     }
     const said = {role: 'assistant', content: ''};
     state.messages.push(said);
@@ -254,7 +291,10 @@ const chat = {
     this.answer();
   },
   again: () => state.messages.at(-1)?.role === 'assistant' && !open().length,
-  clear: () => (state.messages = []),
+  clear() {
+    [state.messages, state.images] = [[], []];
+    draw_waiting();
+  },
 };
 
 const pad = {
@@ -394,6 +434,8 @@ async function start() {
   }
   $('unfold').hidden = !facts.drafters;
   $('new').hidden = $('ask').hidden = false;
+  $('add').hidden = kind !== chat || !facts.images;
+  draw_waiting();
   kind.draw();
   busy();
   scrollTo(0, document.documentElement.scrollHeight);
@@ -421,6 +463,22 @@ $('new').addEventListener('click', () => {
   $('text').focus();
 });
 $('text').addEventListener('input', busy);
+$('text').addEventListener('paste', (event) => {
+  if (!event.clipboardData.files.length) return;
+  event.preventDefault();
+  show_files(event.clipboardData.files);
+});
+document.addEventListener('dragover', (event) => event.dataTransfer.types.includes('Files') && event.preventDefault());
+document.addEventListener('drop', (event) => {
+  if (!event.dataTransfer.files.length) return;
+  event.preventDefault(); // otherwise the browser would leave the page for the file
+  show_files(event.dataTransfer.files);
+});
+$('add').addEventListener('click', () => $('files').click());
+$('files').addEventListener('change', () => {
+  show_files([...$('files').files]);
+  $('files').value = ''; // so that the same file can be chosen again
+});
 $('text').addEventListener('keydown', (event) => {
   const sends = kind === chat ? !event.shiftKey : event.ctrlKey || event.metaKey;
   if (event.key === 'Enter' && sends && !event.isComposing) send(event);
