@@ -207,11 +207,11 @@ def _down_to(values: NDArray[np.float64], least: np.float64, count: int) -> NDAr
 
 
 def _keep(probs: Probabilities, tokens: NDArray[np.intp]) -> None:
-    """Set all entries of `probs` [V] but those of `tokens` to 0, and scale these to a sum of 1."""
+    """Set the entries of `probs` [V] to 0 except at `tokens`, whose entries are scaled to a sum of 1."""
     values = probs[tokens]
     probs.fill(0)
     probs[tokens] = values
-    probs[tokens] = values / probs.sum()  # of all: the rounding of a sum goes by the places of what is added
+    probs[tokens] = values / probs.sum()  # the sum of all entries, zeros too: a sum rounds by where its numbers stand
 
 
 _RACE = 2  # of the request's random streams; rejection draws from 0, the draft model from 1

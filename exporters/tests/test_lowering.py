@@ -122,7 +122,7 @@ def test_a_mask_s_smallest_number_stays_finite_in_fp16() -> None:
 
 
 def test_constants_are_computed_once() -> None:
-    """What depends on no input is a constant, a frozen input's consequences too."""
+    """A value that depends on no input is a constant, and so is a value that depends on frozen inputs alone."""
     program = torch.export.export(Module(lambda x, n: x * torch.arange(4).cumsum(0)[n]), (numbers(4), torch.tensor(3)))
     (frozen,) = [node.name for node in program.graph.nodes if node.name.endswith("_1")] or ["n"]
     program = prepared(program, {frozen: torch.tensor(3)})

@@ -102,7 +102,7 @@ def _is_check(node: Node) -> bool:
 
 
 def _erase_checks(program: ExportedProgram, known: Mapping[Node, Any]) -> None:
-    """Erase run-time checks, which Core ML has none of; a size that a check excludes is an error."""
+    """Erase run-time checks, since Core ML has no such operation; a size that a check excludes is an error."""
     graph = program.graph_module.graph
     for node in reversed(list(graph.nodes)):
         if _is_check(node):

@@ -264,7 +264,7 @@ def _judge(options: argparse.Namespace) -> int:
 
 
 def _asked(options: argparse.Namespace) -> Asked:
-    """Return what the command line and its file of limits ask for; the command line counts where both speak."""
+    """Return what the command line and its file of limits ask for; an option on the command line counts first."""
     limits = {} if options.limits is None else read_limits(options.limits)
     named = options.system or limits.get("system", [])
     chip = limits.get("chip", 4) if options.chip is None else options.chip
@@ -289,7 +289,7 @@ def _asked(options: argparse.Namespace) -> Asked:
 
 
 def _matching(files: Sequence[str]) -> Iterator[Path]:
-    """Yield the files that are named, and those that patterns match. Raises InputError for a pattern without any."""
+    """Yield the named files and the files that patterns match. Raises InputError for a pattern that matches no file."""
     for text in files:
         if Path(text).exists() or not glob.has_magic(text):
             yield Path(text)

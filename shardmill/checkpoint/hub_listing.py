@@ -114,7 +114,7 @@ def _check_locked(source: str, rows: set[Row], locked: Sequence[Row]) -> None:
     other = sorted(rows ^ {(name, size, digest) for name, size, digest in locked})
     if other:
         raise CheckpointError(
-            f"{source}: {other[0][0]}: the hub and the lock say different things of it; check HF_ENDPOINT, or take "
+            f"{source}: {other[0][0]}: the hub and the lock disagree about this file; check HF_ENDPOINT, or take "
             "what the hub has with `shardmill lock --upgrade CONFIG`"
         )
 

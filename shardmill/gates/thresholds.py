@@ -113,7 +113,7 @@ THRESHOLDS = {
     "faint_error": Threshold(
         PROGRAM,
         1e-4,
-        "relative error of the tower for an image of which positions leave little, so that epsilons count",
+        "relative error of the tower for an image that positions almost cancel, so that epsilons of norms count",
         "what cancels to a tenth leaves ten times the error. An epsilon of ten times the size moves rows by 1e-3",
         PICTURED,
     ),

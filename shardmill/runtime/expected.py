@@ -55,7 +55,7 @@ def rows(seed: int, exponent: int, count: int, channels: int) -> Floats:
 
 
 def shares(count: int, experts: int, taken: int) -> Floats:
-    """Return the weights of a group's experts for rows that take `taken` of them each, in turn: [count, experts]."""
+    """Return the weights of a group's experts, where each row takes `taken` experts, in turn: [count, experts]."""
     row, number = np.arange(count)[:, None], np.arange(taken)
     weights = np.zeros((count, experts), np.float32)
     np.put_along_axis(weights, (row * taken + number) % experts, (1 + row % 3) / 4 / 2.0**number, 1)
@@ -297,7 +297,7 @@ def tower_errors(tower: Tower, part: Mapping[str, Any], recorded: Recorded) -> I
 
 
 def spread(count: int) -> list[int]:
-    """Return which of an image's rows are compared: ROWS of them at most, from the first to the last."""
+    """Return which of an image's rows are compared: at most ROWS, spread from the first to the last."""
     few = min(ROWS, count)
     return [i * (count - 1) // max(few - 1, 1) for i in range(few)]
 

@@ -189,7 +189,7 @@ def _end_of(written: Callable[[Talk, bool], str], talk: Talk, mark: str) -> str:
 
 
 def _edited(around: Around, role: str, written: Callable[[Talk], str], free: Freedom) -> Around:
-    """Return what a template makes of a role's messages, with what it leaves out of them and what it interprets."""
+    """Return how a template writes a role's messages: what it leaves out of a message, and what it interprets."""
     thought = thought_fields(THOUGHT) if free.more else {}
     talk = [_said("user", ASKED), _said("assistant", ANSWERED) | thought, _said("user", AGAIN)]
     talks = [
@@ -217,7 +217,7 @@ def _edited(around: Around, role: str, written: Callable[[Talk], str], free: Fre
     became = {text: put(text) for text in [*texts, *(text for one in free.literals for text in _with(one, free))]}
 
     def differ(edit: Edit) -> list[str]:
-        """Return the texts of which the template makes something else than an edit."""
+        """Return the texts that the template interprets, so that no edit describes the result."""
         return [text for text, left in became.items() if left != edit(text) and (edit(text) or role != "system")]
 
     best: tuple[Edit, list[str]] | None = None

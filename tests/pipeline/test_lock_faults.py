@@ -75,7 +75,7 @@ def conflict(content: bytes) -> bytes:
     return content.decode().replace(line, f"<<<<<<< HEAD\n{line}=======\n{other}>>>>>>> theirs\n").encode()
 
 
-RIGHT, DAMAGED, OTHERWISE = None, "damaged; take it back", "the hub and the lock say different things of it"
+RIGHT, DAMAGED, OTHERWISE = None, "damaged; take it back", "the hub and the lock disagree about this file"
 FAULTS: dict[str, tuple[Fault, str | None]] = {
     "none": (lambda: None, RIGHT),
     "missing": (LOCK.unlink, RIGHT),

@@ -117,7 +117,7 @@ def test_no_drafter_changes_the_answer_or_sees_them(name: str, sampling: Samplin
 
 
 def test_a_table_of_earlier_texts_holds_none(tmp_path: Path) -> None:
-    """It would be of no use in another process, and its keys have room for tokens of the vocabulary alone."""
+    """A number of a row would be of no use in another process, and the table has room for the vocabulary alone."""
     drafter = LearnedDrafter()
     run(Session(engine()), prompt(0, 1), max_new_tokens=NEW, drafter=drafter)
     drafter.save(tmp_path / "table", Numbering(VOCAB, "x"))
@@ -146,7 +146,7 @@ class Listening(OracleDrafter):
 
 @pytest.mark.parametrize("beyond", [True, False])
 def test_a_drafter_is_told_them_if_it_asks(beyond: bool) -> None:
-    """One that proposes them is not believed."""
+    """A row that a drafter proposes is never accepted."""
     drafter = Listening(beyond)
     told = run(Session(engine()), prompt(1), max_new_tokens=NEW, drafter=drafter, policy=AlwaysDraft())
     assert told.tokens == alone(prompt(1)) and sum(told.drafted) == 0

@@ -23,7 +23,7 @@ from portable_coreml.judge.drift import gap
 from portable_coreml.judge.traces import Trace, norm
 from portable_coreml.program import Op, Value
 
-_CANDIDATES = 16  # values of one size that are looked at, those of the nearest norm first
+_CANDIDATES = 16  # values of one size that are compared, the nearest norms first
 _SHOWN = 6  # numbers of an array that a line can hold
 
 

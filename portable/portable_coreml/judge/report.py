@@ -1,4 +1,4 @@
-"""Judges one package or bundle, of whoever made it: what it is, what leaves the Neural Engine, what fp16 makes of it.
+"""Judges a package or bundle, whoever made it: what it is, what leaves the Neural Engine, how large fp16's errors are.
 
 What the rules say is a prediction. Numbers are computed, in fp32 and with fp16's rounding emulated.
 """
@@ -129,7 +129,7 @@ def judge(path: Path, asked: Asked | None = None) -> Report:
         of_model = [s for s in of_model if s.function is pick_function(model, asked.function)[0]]
     findings: list[tuple[Finding, str]] = []  # each with its place
     verdicts: list[tuple[OpVerdict, str]] = []
-    done: dict[str, Work] = {}  # by place; without those of functions whose work can't be told
+    done: dict[str, Work] = {}  # by place; without functions whose work is not known
     functions, computed = [], list[Group]()
     against = None
     for subject in of_model:
@@ -163,7 +163,7 @@ def judge(path: Path, asked: Asked | None = None) -> Report:
 
 
 def _order(group: Group) -> tuple[int, float, str]:
-    """Return a key by which findings stand: errors first, and within a level what costs most."""
+    """Return the key that sorts findings: errors first, and within a level the most costly first."""
     costs = [share for share in (group.operations, group.bytes) if share is not None]
     return SEVERITIES.index(group.level), -max(costs, default=1.0), group.rule
 
@@ -275,7 +275,7 @@ def _run(
 
 
 def _given(asked: Asked, subject: Subject) -> dict[str, Any]:
-    """Return the recorded inputs of a function: of the file of inputs, and of recorded arrays to compare with."""
+    """Return the recorded inputs of a function, from the file of inputs and the recorded arrays to compare with."""
     recorded: dict[str, Any] = {}
     names = {feature.name for feature in subject.inputs}
     for path in (asked.against, asked.inputs):

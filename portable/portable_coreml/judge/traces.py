@@ -49,7 +49,7 @@ class Trace:
 
     @cached_property
     def by_size(self) -> Mapping[int, list[tuple[float, str]]]:
-        """Return number of elements -> (norm, name) of the values that have so many."""
+        """Return number of elements -> (norm, name) of each value with that number of elements."""
         sizes: dict[int, list[tuple[float, str]]] = {}
         for name, value in self.values.items():
             sizes.setdefault(value.numel(), []).append((norm(value), name))

@@ -74,7 +74,7 @@ def test_arrays_are_the_same_each_time_and_differ_by_seed() -> None:
 
 
 def test_probes_stand_at_the_edges() -> None:
-    """Within a domain that somebody stated, at its ends; else at numbers of which nobody knows."""
+    """Probes lie at the ends of a stated domain; without a statement, at numbers that the program may never get."""
     loose = {probe.name: probe for probe in probes(fed().values(), 0)}
     assert list(loose) == ["probe-zeros", "probe-least", "probe-largest"] and not loose["probe-largest"].inside
     assert (loose["probe-zeros"].arrays["x"] == 0).all() and not loose[

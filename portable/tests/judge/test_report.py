@@ -39,7 +39,7 @@ def package(tmp_path: Path) -> Callable[..., Path]:
 
 
 def found(report: Report, rule: str) -> Group | None:
-    """Return what a rule found, the worst of it."""
+    """Return the worst finding of a rule."""
     return next((group for group in report.findings if group.rule == rule), None)
 
 

@@ -69,7 +69,7 @@ def test_sarif_has_what_a_viewer_of_code_needs(report: Report) -> None:
 
 
 def test_names_cannot_become_commands_or_markup() -> None:
-    """A value's name is its author's: no line, no colour, no other annotation comes of it."""
+    """An author chooses the names of values, so no name may make a line, a colour or a further annotation."""
     lines = list(annotations_of(evil()))
     assert [line.split(" ")[0] for line in lines] == ["::error", "::warning"]  # a remark is none
     assert all("\n" not in line and "\x1b" not in line and "50%25 less" in line for line in lines)
