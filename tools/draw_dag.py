@@ -31,7 +31,7 @@ def rule_graph() -> str:
     """Return Snakemake's own graph of the demo's rules, in an empty folder, where no build hides a rule."""
     with tempfile.TemporaryDirectory() as folder:
         where = ["--snakefile", ROOT / "Snakefile", "--directory", folder, "--cores", "1"]
-        command = ["snakemake", *where, "--rulegraph", "mermaid-js", "all"]
+        command = [sys.executable, "-m", "snakemake", *where, "--rulegraph", "mermaid-js", "all"]
         return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
 
 
