@@ -18,7 +18,7 @@ from pathlib import Path, PurePath
 from typing import Any
 
 from shardmill import interrupt
-from shardmill.errors import UnreadableError
+from shardmill.errors import ShardmillError, UnreadableError
 
 
 def read_bytes(path: Path) -> bytes:
@@ -52,6 +52,16 @@ def read_text(path: Path) -> str:
         UnicodeDecodeError: it is not UTF-8.
     """
     return io.IncrementalNewlineDecoder(None, translate=True).decode(read_bytes(path).decode("utf-8"), final=True)
+
+
+def read_named(path: Path) -> str:
+    """Return the text of a file that a person named. Raises ShardmillError if it can't be read or is not UTF-8."""
+    try:
+        return read_text(path)
+    except OSError as error:
+        raise ShardmillError(f"{path}: {error.strerror}; name another, or run from the project's folder") from error
+    except UnicodeDecodeError as error:
+        raise ShardmillError(f"{path}: not UTF-8 text") from error
 
 
 SEAL = "shardmill_seal"  # the key under which a record holds the digest of its other content

@@ -12,8 +12,8 @@ from pathlib import Path
 from drafted_decoding import Drafter
 from drafted_decoding.generate import agreement
 
-from shardmill import files as shardmill_files
 from shardmill.errors import ShardmillError
+from shardmill.files import read_named
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ def tile_text(tokens: Sequence[int], length: int) -> tuple[int, ...]:
 
 def tiled(text: Path, lengths: Iterable[int], encode: Encode) -> list[Prompt]:
     """Return one prompt per length. Raises ShardmillError if the text can't be read or contains no token."""
-    tokens = encode(read_prompts(text))
+    tokens = encode(read_named(text))
     if not tokens:
         raise ShardmillError(f"{text} holds no token: give a text for the prompts")
     return [Prompt(length, text.name, tile_text(tokens, length)) for length in lengths]
@@ -92,7 +92,7 @@ def of_tasks(folder: Path, tasks: Iterable[str], count: int, encode: Encode) -> 
     if empty:
         raise ShardmillError(f"{folder / empty[0]} holds no .txt file: each task is a folder of prompts")
     return [
-        Prompt(task, path.name, tuple(encode(read_prompts(path).removesuffix("\n"))))
+        Prompt(task, path.name, tuple(encode(read_named(path).removesuffix("\n"))))
         for task, paths in by_task.items()
         for path in paths
     ]
@@ -101,16 +101,6 @@ def of_tasks(folder: Path, tasks: Iterable[str], count: int, encode: Encode) -> 
 def files(folder: Path, task: str) -> list[Path]:
     """Return the paths of a task's prompts."""
     return sorted((folder / task).glob("*.txt"))
-
-
-def read_prompts(path: Path) -> str:
-    """Read a text file. Raises ShardmillError if the file can't be read."""
-    try:
-        return shardmill_files.read_text(path)
-    except OSError as error:
-        raise ShardmillError(f"{path}: {error.strerror}; run from the project's folder or name another") from error
-    except UnicodeDecodeError as error:
-        raise ShardmillError(f"{path}: not UTF-8 text") from error
 
 
 def fitting(prompts: Iterable[Prompt], room: int) -> tuple[list[Prompt], dict[int | str, str]]:

@@ -11,11 +11,11 @@ from typing import Any
 
 from shardmill import machine
 from shardmill.bench.energy import Meter, start_meter
-from shardmill.bench.prompts import read_prompts
 from shardmill.bench.speed import Say, conditions
 from shardmill.checkpoint.tokenizer import read_tokenizer
 from shardmill.config import Benchmark
 from shardmill.errors import ShardmillError
+from shardmill.files import read_named
 from shardmill.runtime.encoder import Encoder, load_encoder
 from shardmill.runtime.pack import packed_texts
 from shardmill.runtime.threads import fastest_threads
@@ -33,7 +33,7 @@ def benchmark_encoder(build: Path, settings: Benchmark, precision: str, say: Say
     encoder = load_encoder(build, precision)
     ready = time.perf_counter() - began
     tokenizer = read_tokenizer(build / encoder.manifest["tokenizer"]["path"])
-    texts = [tokenizer.encode(line).ids for line in read_prompts(Path(settings.text)).splitlines() if line.strip()]
+    texts = [tokenizer.encode(line).ids for line in read_named(Path(settings.text)).splitlines() if line.strip()]
     fitting = [text for text in texts if 0 < len(text) <= encoder.longest]
     if not fitting:
         raise ShardmillError(f"{settings.text}: no line fits {encoder.longest} tokens: give a text of sentences")

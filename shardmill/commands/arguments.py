@@ -243,16 +243,6 @@ def make_drafter(
     return create_drafter(name, draft_session=session, vocab=vocab, head=head, context_policy=context_policy)
 
 
-def read_prompt_file(file: Path) -> str:
-    """Return a file's text. Raises ShardmillError if the file cannot be read or is not UTF-8."""
-    try:
-        return files.read_text(file)
-    except OSError as error:
-        raise ShardmillError(f"{file}: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise ShardmillError(f"{file}: not UTF-8 text") from error
-
-
 def checked_text(text: str, what: str) -> str:
     """Return `text` from the command line. Raises ShardmillError if its bytes were not UTF-8.
 

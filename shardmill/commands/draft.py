@@ -11,9 +11,9 @@ from typing import Annotated
 import typer
 
 from shardmill.checkpoint.tokenizer import read_tokenizer
-from shardmill.commands.arguments import Build, read_prompt_file
+from shardmill.commands.arguments import Build
 from shardmill.errors import ShardmillError
-from shardmill.files import digest, parse_json, read_json
+from shardmill.files import digest, parse_json, read_json, read_named
 from shardmill.imports import needing_lab
 
 HELD = 10  # one text in ten is held out, from the end of the file
@@ -41,7 +41,7 @@ def train(
     steps: Annotated[int, typer.Option(min=1, help="Steps of training, each on 8 texts of up to 256 tokens.")] = 1000,
 ) -> None:
     """Train an EAGLE-3 head for a model, on the CPU. A run that was interrupted goes on where it was."""
-    plan, source, content = read_json(build / "plan.json"), build / "source", read_prompt_file(text)
+    plan, source, content = read_json(build / "plan.json"), build / "source", read_named(text)
     if plan["buckets"]:
         raise ShardmillError(f"{build} holds an encoder, which writes no text: there is nothing to draft")
     if not (source / "config.json").is_file():
@@ -101,7 +101,7 @@ def encoded_prompts(source: Path, file: Path, most: int) -> list[list[int]]:
     from shardmill.templates.render import rendered
 
     tokenizer, prompts = AutoTokenizer.from_pretrained(source, trust_remote_code=False), list[list[int]]()
-    lines = read_prompt_file(file).removesuffix("\n").split("\n")  # a string in JSON may hold other ends of lines
+    lines = read_named(file).removesuffix("\n").split("\n")  # a string in JSON may hold other ends of lines
     for number, line in enumerate(lines, 1):
         try:
             prompt = parse_json(line)["prompt"]

@@ -29,10 +29,10 @@ from shardmill.commands.arguments import (
     make_drafter,
     opened,
     read_checked,
-    read_prompt_file,
 )
 from shardmill.commands.check import NoCheck, check_once
 from shardmill.errors import ShardmillError
+from shardmill.files import read_named
 from shardmill.runtime.manifest import UNGATED
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ def _read_text(text: str | None, file: str | None, what: str, refusal: str) -> s
         raise typer.BadParameter(refusal)
     if text is not None:
         return checked_text(text, what)
-    return _read_stdin() if file == "-" else read_prompt_file(Path(str(file)))
+    return _read_stdin() if file == "-" else read_named(Path(str(file)))
 
 
 def _read_stdin() -> str:

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from shardmill.checkpoint.tokenizer import read_tokenizer
-from shardmill.commands.arguments import Build, check_output, make_table, read_prompt_file
+from shardmill.commands.arguments import Build, check_output, make_table
 from shardmill.errors import ShardmillError
-from shardmill.files import dumps, read_json
+from shardmill.files import dumps, read_json, read_named
 from shardmill.forms.recipe import WORST, costliest, read_recipe
 from shardmill.pipeline.words import size
 from shardmill.runtime.manifest import read_manifest
@@ -145,7 +145,7 @@ def audit_range(
 
     if not machine.is_portable():
         raise ShardmillError("audit-range looks inside the portable engine, which does not run on a Mac; use Linux")
-    text = read_prompt_file(prompts)
+    text = read_named(prompts)
     ids = read_tokenizer(build / read_manifest(build)["tokenizer"]["path"]).encode(text).ids
     if not ids:
         raise ShardmillError(f"{prompts} holds no text to run")
