@@ -30,12 +30,6 @@ from .signed import Keys, in_toto_alone, make_keys, model_signing, run
 FLIPS = 200
 
 
-@pytest.fixture
-def signed(build: Path, keys: Keys) -> Path:
-    sign_build(build, keys.private)
-    return build
-
-
 def test_a_signed_build_is_proved(signed: Path, keys: Keys) -> None:
     code, text = run("verify", signed, "--key", keys.public)
     assert code == 0, text
