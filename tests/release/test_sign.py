@@ -78,6 +78,7 @@ def test_other_tools_alone_verify(build: Path, tmp_path: Path, curve: ec.Ellipti
     assert in_toto_alone(build, wrong.public).returncode != 0
 
 
+@pytest.mark.thorough
 def test_other_tools_alone_refuse_what_was_changed(signed: Path, keys: Keys) -> None:
     file = signed / "compiled/head_0.mlmodelc/inner/data"
     file.chmod(0o644)
@@ -86,7 +87,9 @@ def test_other_tools_alone_refuse_what_was_changed(signed: Path, keys: Keys) -> 
     assert "compiled/head_0.mlmodelc/inner/data" in in_toto_alone(signed, keys.public).stderr
 
 
-@pytest.mark.parametrize("flips", [0, pytest.param(FLIPS, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "flips", [pytest.param(0, marks=pytest.mark.thorough), pytest.param(FLIPS, marks=pytest.mark.slow)]
+)
 def test_any_bit_of_what_leaves_the_machine_counts(flips: int, signed: Path, keys: Keys) -> None:
     """A bit is flipped in each file of bundle, statements and signatures, one at a time: each is refused by name."""
     names = sorted(path.relative_to(signed).as_posix() for path in signed.rglob("*") if path.is_file())
