@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import gc
+
+gc.disable()  # until all is collected: whatever is imported stays, and looking through it takes a third of that time
+
 import copy
 import functools
-import gc
 import os
 import signal
 from collections.abc import Iterator
@@ -108,6 +111,7 @@ def pytest_collection_finish() -> None:
     """What all tests import stays: to look through it, as coremltools does at each conversion, takes a second."""
     collect_rarely()
     gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(scope="module", autouse=True)
