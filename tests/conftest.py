@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import gc
+
+gc.disable()  # until all is collected: whatever is imported stays, and looking through it takes a third of that time
+
+import copy
+import functools
 import os
 import signal
 from collections.abc import Iterator
@@ -24,6 +29,7 @@ from stored import Outcome
 from shardmill.machine import collect_rarely
 from shardmill.pipeline.cache import remote
 from shardmill.pipeline.cache.store import Store
+from shardmill.pipeline.steps import provenance
 
 if "PYTEST_XDIST_WORKER" in os.environ and "OMP_NUM_THREADS" not in os.environ:
     os.environ["OMP_NUM_THREADS"] = "1"  # workers share the cores, and so do the processes that they start
@@ -105,6 +111,7 @@ def pytest_collection_finish() -> None:
     """What all tests import stays: to look through it, as coremltools does at each conversion, takes a second."""
     collect_rarely()
     gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -121,6 +128,15 @@ def own_hub(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HF_HUB_ETAG_TIMEOUT", str(int(PATIENCE)))  # its first answer, too, may take any time
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def packages_read_once() -> Iterator[None]:
+    """What the installed packages are takes most of the time in which a finished build is attested."""
+    with pytest.MonkeyPatch.context() as patch:
+        known = functools.cache(provenance.package_descriptors)
+        patch.setattr(provenance, "package_descriptors", lambda deciding: copy.deepcopy(known(frozenset(deciding))))
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -70,6 +70,7 @@ def acted(folder: Path, **inputs: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.thorough
 def test_the_action_judges_annotates_and_summarises(models: Path) -> None:
     """Its exit code fails the job; GitHub shows the lines, the summary and the SARIF."""
     done = acted(models, files="models/**/*.mlpackage", limits="judge.toml")

@@ -162,6 +162,7 @@ def deep(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.mark.thorough
 def test_a_shard_over_a_systems_limit_is_named(deep: Path) -> None:
     """24 layers of Phi-4-mini's size, 100.8 MB each, are over every limit; 20 are not, but on macOS 27 and iOS 18."""
     assert linted(deep) == (set(), 0)

@@ -64,6 +64,7 @@ def converted(
     return folder / "p.mlpackage"
 
 
+@pytest.mark.thorough(but=["convert_stamped"])
 @pytest.mark.parametrize("convert", [convert_stamped, convert_plain])
 def test_codes_of_rounding_to_nearest_give_its_package(
     convert: Callable[..., None], made: tuple[Part, Path, dict[str, str], Tensors], tmp_path: Path

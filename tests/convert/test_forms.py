@@ -67,6 +67,7 @@ MIXES = [
 ]
 
 
+@pytest.mark.thorough(but=["all INT4", "all kinds"])
 @pytest.mark.parametrize("mix", MIXES)
 def test_layers_are_plain_coremltools_byte_for_byte(mix: tuple[str, ...], checkpoint: Path, tmp_path: Path) -> None:
     part = layers_part(checkpoint, 1, 3)

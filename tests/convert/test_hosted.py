@@ -32,6 +32,7 @@ def files(folder: Path) -> dict[str, bytes]:
     return {f.relative_to(folder).as_posix(): f.read_bytes() for f in folder.rglob("*") if f.is_file()}
 
 
+@pytest.mark.thorough(but=["enumerated"])
 @pytest.mark.parametrize(
     "calls", [EntryPoints(ENUMERATED, (1, 4), HOST), EntryPoints(FIXED, (1, 4), HOST)], ids=lambda c: c.shapes
 )

@@ -290,6 +290,7 @@ def test_texts_are_cut_into_halves_and_a_single_token(plain: Made) -> None:
     assert cut.texts == (*[8] * 6, 1, 1, 1) and cut.rows["x"].shape == (51, case.rows["x"].shape[1])
 
 
+@pytest.mark.thorough
 def test_padding_that_is_seen_is_found(labelling: Made) -> None:
     assert missed(labelling.part(64, Leaky)) == {"padding_error"}
 

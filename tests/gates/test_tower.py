@@ -252,6 +252,22 @@ def computed(made: Made, mutant: Mutant, monkeypatch: pytest.MonkeyPatch, name: 
     return made.judged(name)
 
 
+@pytest.mark.thorough(
+    but=[
+        "epsilon of 1e-5",
+        "GELU itself in the layers",
+        "GELU by tanh in the connector",
+        "scores divided by another root",
+        "no bias of keys, which are turned",
+        "blue first",
+        "neighbours' channels in turn",
+        "rows turned as columns",
+        "positions of the nearest patch",
+        "corners not aligned",
+        "rotation row by row",
+        "what fills the bucket is seen",
+    ]
+)
 @IN_FP32
 @pytest.mark.parametrize("name", MUTANTS)
 def test_a_mistake_fails_the_number_that_is_there_for_it(

@@ -199,6 +199,7 @@ WIDEST = {
 }
 
 
+@pytest.mark.thorough(but=["fp32-layers_00_02", "fp32-head_0", "fp32-stack", "fp16-stack"])
 @pytest.mark.parametrize("name", ["layers_00_02", LAYER, "head_0", "stack"])
 def test_a_sound_program_keeps_away_from_the_limit(built: tiny.Build, name: str, precision: str) -> None:
     """Half of it is left, whatever the processor; and the limit is not so wide that it says nothing."""
@@ -239,12 +240,14 @@ def off_by_one(patch: Patch, late: Callable[[NDArray[np.int64]], Any]) -> None:
     patch.setattr(kv.KVLayout, "_rotary", lambda self, at: real(self, at + late(at)))
 
 
+@pytest.mark.thorough(but=["fp32"])
 def test_a_width_off_by_a_position(built: tiny.Build, precision: str, monkeypatch: Patch) -> None:
     """All tokens of wide passes."""
     off_by_one(monkeypatch, lambda at: len(at) > 1)
     is_caught(built, precision)
 
 
+@pytest.mark.thorough(but=["fp32"])
 def test_one_token_of_a_pass_off_by_a_position(built: tiny.Build, precision: str, monkeypatch: Patch) -> None:
     """The last one, in passes of the largest width."""
     off_by_one(monkeypatch, lambda at: np.arange(len(at)) == 3)
@@ -261,18 +264,21 @@ def hidden_less(patch: Patch, seen: Callable[[NDArray[np.int64], NDArray[np.int6
     patch.setattr(kv, "attention_mask", mask)
 
 
+@pytest.mark.thorough(but=["fp32"])
 def test_a_rejected_slot_seen(built: tiny.Build, precision: str, monkeypatch: Patch) -> None:
     """All of what a rejected draft left, by all that follow."""
     hidden_less(monkeypatch, lambda held, at: ((held != kv.NEVER) & ~np.isin(held, at))[None, :])
     is_caught(built, precision)
 
 
+@pytest.mark.thorough(but=["fp32"])
 def test_one_stale_slot_seen(built: tiny.Build, precision: str, monkeypatch: Patch) -> None:
     """Only the slot behind the last token's, once there is something in it that a draft left."""
     hidden_less(monkeypatch, lambda held, at: (held == at.max() + 1)[None, :])
     is_caught(built, precision)
 
 
+@pytest.mark.thorough(but=["fp32"])
 def test_one_layer_s_cache_of_another_width(built: tiny.Build, precision: str, monkeypatch: Patch) -> None:
     """After wide passes one layer's values lie a slot too far: output and states of the pass itself are right."""
 

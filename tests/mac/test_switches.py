@@ -98,6 +98,7 @@ def test_the_systems_cache_outlives_a_process(switched: Switched, tmp_path: Path
     assert [row["seconds"] for row in driver.events(tmp_path / "second", "first_pass")] == [passes]
 
 
+@pytest.mark.thorough
 def test_loads_and_first_passes_take_their_time(switched: Switched) -> None:
     """A shape is specialised once for each process."""
     assert [row["seconds"] for row in driver.events(switched.log, "load")][:3] == [0.01] * 3

@@ -137,6 +137,7 @@ print(peak() - before)
 """
 
 
+@pytest.mark.thorough(but=["png RGBA", "jpeg progressive", "webp RGBA", "gif"])
 @pytest.mark.parametrize("name", LARGE)
 def test_a_picture_takes_bounded_memory(name: str, tmp_path: Path) -> None:
     """At most 20 bytes a pixel, as `ImageLimits` says, beside a few megabytes for a strip and the result.

@@ -89,6 +89,7 @@ print(peak() - before)
 FRAMES = 4_000_000
 
 
+@pytest.mark.thorough(but=["wav", "flac"])
 @pytest.mark.parametrize("name", ["wav", "wav of 8 channels", "flac"])
 def test_a_sound_takes_bounded_memory(name: str, tmp_path: Path) -> None:
     """As many bytes as a few copies of one channel in single precision, however many channels there are."""

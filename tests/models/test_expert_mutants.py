@@ -99,6 +99,7 @@ BESIDE_MUTANTS: dict[str, Mutation] = {
 }
 
 
+@pytest.mark.thorough(but=["the MLP left out", "branches not scaled"])
 @pytest.mark.parametrize("name", BESIDE_MUTANTS)
 def test_a_mistake_with_experts_beside_an_mlp_and_mamba_is_found_out(name: str) -> None:
     assert error("granitemoehybrid", BESIDE_MUTANTS[name], **BESIDE) > LIMIT
@@ -117,6 +118,7 @@ GATED_MUTANTS: dict[str, Mutation] = {
 }
 
 
+@pytest.mark.thorough(but=["the MLP left out", "the gate of another row", "weights of all, not of the chosen"])
 @pytest.mark.parametrize("name", GATED_MUTANTS)
 def test_a_mistake_with_experts_beside_a_gated_mlp_is_found_out(name: str) -> None:
     assert error("qwen3_5_moe_text", GATED_MUTANTS[name]) > LIMIT

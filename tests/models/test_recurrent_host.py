@@ -141,6 +141,7 @@ class Forgetful(KVLayout):
         return found
 
 
+@pytest.mark.thorough(but=["qwen3_5_text-WithRejected-0", "qwen3_5_text-OffByOne-0", "qwen3_5_text-Forgetful-30"])
 @pytest.mark.parametrize(("host", "before"), [(WithRejected, 0), (OffByOne, 0), (Forgetful, 30)])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_mistake_of_the_host_is_found_out(family: str, host: type[KVLayout], before: int) -> None:

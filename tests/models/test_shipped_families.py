@@ -93,8 +93,9 @@ def ship(
     return Shipped(source, plan, parts, packages, bundles, table)
 
 
-# One of each kind of layer; all others are slow.
-SAMPLE = ("gemma3_text", "lfm2", "phi3", "phi3-tanh", "qwen3_moe", "zaya")
+# One of each kind of layer in README's lane, and of each way to spell one in .ci/run's; all others are slow.
+SAMPLE: dict[str, list[pytest.MarkDecorator]] = {"gemma3_text": [], "lfm2": [], "phi3": [], "qwen3_moe": []}
+SAMPLE |= {"phi3-tanh": [pytest.mark.thorough], "zaya": [pytest.mark.thorough]}
 # SiLU in an MLP, in a gate of experts, beside convolutions, in experts, beside a recurrence.
 TANH = ("phi3", "gpt_oss", "lfm2", "olmoe", "qwen3_5_text")
 
@@ -112,7 +113,7 @@ OTHERWISE: dict[str, tuple[str, dict[str, Any]]] = {  # other graphs of a family
 def _param(name: str, **program: str) -> Any:
     """Return a family and a config's section `program` as a parameter of `shipped`."""
     label = "-".join((name, *program.values()))
-    return pytest.param((name, program, {}), marks=[] if label in SAMPLE else [pytest.mark.slow], id=label)
+    return pytest.param((name, program, {}), marks=SAMPLE.get(label, [pytest.mark.slow]), id=label)
 
 
 def _otherwise(label: str) -> Any:

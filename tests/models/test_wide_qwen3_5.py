@@ -87,6 +87,7 @@ MUTANTS: dict[str, Mutation] = {
 }
 
 
+@pytest.mark.thorough(but=["an epsilon that is not scaled"])
 @pytest.mark.usefixtures("wide")
 @pytest.mark.parametrize("name", MUTANTS)
 def test_a_mistake_is_found_out(name: str) -> None:

@@ -77,6 +77,7 @@ def test_any_bit_of_any_file_counts(build: Path) -> None:
     assert audit(build).wrong == ()
 
 
+@pytest.mark.thorough(but=["provenance.json", "model.json"])
 @pytest.mark.parametrize("name", ["provenance.json", "report.receipt.json", "model.json"])
 def test_every_bit_of_the_records_counts(build: Path, name: str) -> None:
     """They vouch for all else, so there is no bit in them that means nothing."""

@@ -49,6 +49,7 @@ def of(**changes: Any) -> Costs:
     return found
 
 
+@pytest.mark.thorough(but=["{}"])
 @pytest.mark.parametrize(
     "changes", [{}, {"topology": [[0, 1], [1, 4]], "head": {"slices": 2}}, {"benchmark": False}], ids=str
 )

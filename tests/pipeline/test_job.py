@@ -185,6 +185,7 @@ def test_ctrl_c_ends_the_job_with_one_line(tmp_path: Path, moment: str) -> None:
     assert done.stderr.splitlines()[1:] == ["shardmill convert head_0: interrupted"]
 
 
+@pytest.mark.thorough(but=["True"])
 @pytest.mark.parametrize("swallowed", [False, True])
 def test_sigterm_ends_the_job_and_leaves_nothing_half_made(tmp_path: Path, swallowed: bool) -> None:
     """A scheduler that takes a node away sends it to whatever runs there; a step works in a folder of the store."""
@@ -222,6 +223,7 @@ def logged_peak(folder: Path, body: str) -> int:
     return int(found[1])
 
 
+@pytest.mark.thorough(but=["; raise ValueError"])
 @pytest.mark.parametrize("ending", ["", "; raise ValueError"])
 def test_the_log_says_what_memory_it_took_whether_it_fails_or_not(ending: str, tmp_path: Path) -> None:
     """Its own and that of a larger process it started; a smaller one is as good as nothing."""

@@ -157,6 +157,51 @@ def locked(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterato
     yield hub
 
 
+@pytest.mark.thorough(
+    but=[
+        "none",
+        "missing",
+        "CRLF",
+        "another layout",
+        "other keys beside",
+        "another repository's",
+        "a link to it",
+        "a link to nothing",
+        "empty",
+        "cut off at 1 in 10",
+        "cut off at 5 in 10",
+        "two of them",
+        "a byte order mark",
+        "no text",
+        "nested deeply",
+        "a conflict of two branches",
+        "a key twice",
+        "an entry twice",
+        "a list",
+        "sources of a wrong type",
+        "a size of a wrong type",
+        "a size that is a truth",
+        "a digest of a wrong type",
+        "a branch for a commit",
+        "a commit in capitals",
+        "a repository of a wrong type",
+        "a size below nothing",
+        "another kind of digest",
+        "no files",
+        "no entry",
+        "a version of a wrong type",
+        "another version",
+        "another commit",
+        "another digest",
+        "another size",
+        "a file less",
+        "a file more",
+        "a file that climbs",
+        "a folder",
+        "a pipe",
+        "a link to itself",
+    ]
+)
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_build_is_right_or_ends_with_one_line(locked: Hub, fault: str) -> None:
     spoil, said = FAULTS[fault]

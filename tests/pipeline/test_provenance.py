@@ -88,6 +88,7 @@ def strictly_parsed(statement: dict[str, Any], kind: type) -> Any:
     return json_format.ParseDict(statement["predicate"], kind(), ignore_unknown_fields=False)
 
 
+@pytest.mark.thorough(but=["a/b"])
 @pytest.mark.parametrize("repo", ["a/b", None])
 def test_strict_parsers_take_the_provenance(tmp_path: Path, repo: str | None) -> None:
     parsed = strictly_parsed(made_in(tmp_path, repo), Provenance)

@@ -105,6 +105,7 @@ def test_what_a_run_goes_on_after(
     assert bool(found.scheduler.keepgoing) is goes
 
 
+@pytest.mark.thorough(but=["pass-True"])
 @pytest.mark.parametrize(("start", "timers"), [("start_without_delay(workflow)", False), ("pass", True)])
 def test_snakemake_sets_timers_only_under_its_usual_limit(start: str, timers: bool, tmp_path: Path) -> None:
     """Where it sets none under the limit either, the limit need not be lifted any more."""
@@ -150,6 +151,7 @@ def run_as_on_a_mac(folder: Path, machine: str) -> subprocess.CompletedProcess[s
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
 
 
+@pytest.mark.thorough
 def test_without_a_profile_snakemake_goes_on_where_its_solver_cant_be_started(tmp_path: Path) -> None:
     """So for a module of another workflow, and for a user's own profile."""
     said = run_as_on_a_mac(tmp_path, "arm64")

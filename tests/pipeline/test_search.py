@@ -156,6 +156,7 @@ def test_too_short_a_text_is_refused_by_its_name(root: Path) -> None:
         driver.run(root, settings())
 
 
+@pytest.mark.thorough
 def test_a_budget_that_no_forms_keep_is_refused(root: Path) -> None:
     with pytest.raises(
         Exception, match=r"convert\.budget\.perplexity: no forms keep to 1\.0000001: with int4, int8 it is 1\."
@@ -191,6 +192,7 @@ def test_points_are_measured_on_windows_that_nothing_else_has_seen(first: Path) 
     assert tokens.tolist() == second[CALIBRATION["held"] : CALIBRATION["held"] + FEW["windows"]]
 
 
+@pytest.mark.thorough
 def test_no_points_are_measured_where_none_are_wanted(root: Path) -> None:
     assert run(root, settings(search={"measured": 0})) == ["plan", "search"]
 
@@ -244,6 +246,7 @@ def test_a_part_in_int8_does_not_depend_on_codes(root: Path) -> None:
     }
 
 
+@pytest.mark.thorough
 def test_why_foresees_points(root: Path) -> None:
     """All is as it was; with another budget, points depend on what the search will find."""
     store = Store(root / "build/.store")

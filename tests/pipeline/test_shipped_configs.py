@@ -35,6 +35,12 @@ BUCKETS = {
     "embeddinggemma-2": (128, 520),
     "privacy-filter": (128, 520),
 }
+# A config of each kind of layer, of encoder and of setting; the others differ in sizes.
+BY_DAY = [
+    *("phi-4-mini", "phi-4-mini-all-systems", "gemma-3-4b", "gemma-4-e2b", "granite-4.0-h-1b", "lfm2-8b-a1b"),
+    *("mixtral-8x7b", "gpt-oss-20b", "zaya1-8b", "nemotron-3-nano-4b", "recurrentgemma-2b", "qwen3.5-0.8b"),
+    *("bge-small", "qwen3-embedding-0.6b", "qwen3-reranker-0.6b", "privacy-filter"),
+]
 ROUTED = {"mixtral-8x7b", "phi-3.5-moe"}  # whose layers are over the newest systems' limit with all experts
 
 
@@ -56,6 +62,7 @@ def test_every_config_is_planned_here() -> None:
     assert named == {name: SHIPPED[name][0] for name in named}
 
 
+@pytest.mark.thorough(but=[f"{name}-{name}" for name in BY_DAY])
 @pytest.mark.parametrize(("name", "published"), [(name, name) for name in SHIPPED], indirect=["published"])
 def test_no_program_is_over_the_limit_of_its_systems(name: str, published: config.Config) -> None:
     """And nothing is warned of but experts that are routed; the checkpoint has the published number of parameters."""
@@ -89,6 +96,7 @@ def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Hub]:
         yield served
 
 
+@pytest.mark.thorough(but=BY_DAY)
 @pytest.mark.parametrize("name", SHIPPED)
 def test_each_is_planned_as_it_comes_by_what_the_hub_lists(hub: Hub, name: str) -> None:
     """No weight is asked for: their sizes are in the listing."""

@@ -123,6 +123,7 @@ MAPPINGS: dict[str, tuple[str, str, str, str]] = {
 }
 
 
+@pytest.mark.thorough(but=["which tensor", "which way round"])
 @pytest.mark.parametrize("kind", MAPPINGS)
 def test_an_edit_of_where_weights_come_from_converts_again(kind: str, library: Copy) -> None:
     file, old, new, family = MAPPINGS[kind]

@@ -164,7 +164,7 @@ def test_whoever_asks_snakemake_for_its_own_output_gets_it(folder: Path, asked: 
     assert done.stdout.count("shardmill: next: ") == 1
 
 
-@pytest.mark.thorough(but=["--dry-run"])
+@pytest.mark.thorough
 @pytest.mark.parametrize("asked", ["--dry-run", "--touch", "--summary", "--dag"])
 def test_what_makes_nothing_is_snakemake_s_own(folder: Path, asked: str) -> None:
     """Line by line as without this module."""

@@ -139,6 +139,7 @@ def marked(ran: Result) -> None:
     assert [line.partition("tiny: ")[2] for line in ran.stderr.splitlines() if "UNGATED" in line][:2] == [MISSED, OPEN]
 
 
+@pytest.mark.thorough
 def test_generate_marks_its_text_and_its_json(build: Path) -> None:
     text = shardmill("generate", build, "--ungated", *PROMPT)
     marked(text)

@@ -49,6 +49,7 @@ def alone(case: Case, part: Part, codes: Path) -> tuple[str, float]:
         return m.path, costs.of_layer(m.before, m.index, as_stored(m.blocks, values, case.source))
 
 
+@pytest.mark.thorough(but=["phi3-layers", "phi3-head", "lfm2-layers"])
 @pytest.mark.parametrize("place", [0, -1], ids=["layers", "head"])
 def test_any_number_of_threads_finds_the_same(case: Case, tmp_path: Path, place: int) -> None:
     """To the bit, in the matrices' order; and what a matrix by itself costs."""
@@ -61,6 +62,7 @@ def test_any_number_of_threads_finds_the_same(case: Case, tmp_path: Path, place:
     assert torch.get_num_threads() == before
 
 
+@pytest.mark.thorough(but=["phi3", "lfm2"])
 def test_threads_share_what_is_mapped(case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A checkpoint's pages count once; only the model without weights, whose parts change, is each thread's own."""
     used: list[Original] = []
@@ -72,6 +74,7 @@ def test_threads_share_what_is_mapped(case: Case, tmp_path: Path, monkeypatch: p
     assert first.reference is not other.reference
 
 
+@pytest.mark.thorough(but=["phi3", "lfm2"])
 def test_what_goes_wrong_in_one_thread_ends_the_others(
     case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -273,6 +273,7 @@ def test_a_build_that_is_wrong_is_not_published(build: Path, hub: StoreHub) -> N
     assert hub.repos == {}
 
 
+@pytest.mark.thorough
 def test_the_next_version_takes_the_place_of_all_files(build: Path, hub: StoreHub, tmp_path: Path) -> None:
     first = publish(build)
     hub.repos[REPO].append(("b" * 40, {**(hub.files(REPO) or {}), "stale.bin": b"stale"}))

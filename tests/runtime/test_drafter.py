@@ -144,6 +144,7 @@ def test_only_its_own_tokens_are_drafted(build: tiny.Build, model: Engine, head:
     assert head.forward([9], [0], [0]).shape == (1, heads.ROWS)  # and no logit of any other token
 
 
+@pytest.mark.thorough
 def test_a_head_in_another_process_is_called_like_one_here(
     build: tiny.Build, model: Engine, head: DrafterEngine, tmp_path: Path
 ) -> None:

@@ -38,7 +38,11 @@ def built(folder: Path, model_type: str, **changes: Any) -> dict[int, Path]:
     return builds
 
 
-@pytest.fixture(scope="module", params=[2, pytest.param(4, marks=pytest.mark.thorough)], ids="{} layers".format)
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(count, marks=pytest.mark.thorough) for count in (2, 4)],
+    ids="{} layers".format,
+)
 def filters(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
     """A privacy filter in 1, 2 and, with four layers, 4 programs."""
     return built(tmp_path_factory.mktemp("filter"), "openai_privacy_filter", num_hidden_layers=request.param)

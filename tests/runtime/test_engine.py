@@ -110,6 +110,9 @@ def model(request: pytest.FixtureRequest) -> tuple[tiny.Build, Floats]:
     return build, expected_logits(build, tiny.dequantised(build))
 
 
+@pytest.mark.thorough(
+    but=["tied-T=1", "tied-T=3", "tied-mixed", "untied-T=4", "untied-mixed", "untied-prefill, then decode"]
+)
 @pytest.mark.usefixtures("fp32")
 @pytest.mark.parametrize("split", SPLITS)
 def test_parts_chained_by_hand_give_transformers_logits(model: tuple[tiny.Build, Floats], split: str) -> None:
@@ -117,6 +120,9 @@ def test_parts_chained_by_hand_give_transformers_logits(model: tuple[tiny.Build,
     limits.rows_agree("logits", fed(build.text, SPLITS[split], ByHand(build).logits), expected, CLOSE)
 
 
+@pytest.mark.thorough(
+    but=["tied-T=1", "tied-T=3", "tied-mixed", "untied-T=4", "untied-mixed", "untied-prefill, then decode"]
+)
 @pytest.mark.usefixtures("fp32")
 @pytest.mark.parametrize("split", SPLITS)
 def test_the_engine_gives_transformers_logits(model: tuple[tiny.Build, Floats], split: str) -> None:

@@ -43,6 +43,7 @@ def program(part: Part, source: Path, folder: Path, form: str, precision: str) -
         return Program(package, interface(part.spec))
 
 
+@pytest.mark.thorough(but=["phi3-int8", "cohere2-int8", "phi3-fp16"])
 @alike
 @pytest.mark.parametrize(
     ("family", "form"), [(name, "int8") for name in FAMILIES] + [("phi3", "fp16"), ("phi3", "int4")]

@@ -69,6 +69,7 @@ def test_a_copy_comes_back_as_it_was(built: tiny.Build) -> None:
     assert not engine.copies
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("fp32")
 def test_conversations_in_another_process(built: tiny.Build, tmp_path: Path) -> None:
     """The copies stay there; only their sizes cross the wire."""

@@ -124,6 +124,7 @@ def test_what_may_be_damaged_is_to_be_verified(folder: Path, tmp_path: Path) -> 
         start_engine(build, "fp32")
 
 
+@pytest.mark.thorough
 def test_a_child_that_dies_is_told_of_by_its_signal(folder: Path) -> None:
     model = start_engine(folder, "fp32")
     waiting = threading.Timer(0.2, model.process.child.send_signal, [signal.SIGSEGV])

@@ -335,6 +335,7 @@ def test_a_loose_draft_is_accepted_only_where_that_was_asked_for() -> None:
     assert loose["shardmill"]["accepted"] == loose["shardmill"]["drafted"] and sum(loose["shardmill"]["drafted"]) > 0
 
 
+@pytest.mark.thorough(but=["none", "suffix"])
 @pytest.mark.parametrize("drafter", BY_ITSELF)
 def test_a_sliding_context_goes_on(drafter: str) -> None:
     """Prompts and answers past the context, as far as the limits let them; the answer is the same whatever drafts."""

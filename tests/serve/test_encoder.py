@@ -154,6 +154,7 @@ def test_dimensions_are_those_of_transformers_that_come_first(
     assert len(whole.embedding) == 48 and embedder[0].width == 64
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", ["query", None])
 def test_prompts_and_projections_are_the_checkpoints(
     gemma: tuple[Reader, Path, Sequence[nn.Linear]], name: str | None

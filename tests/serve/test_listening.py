@@ -160,6 +160,7 @@ def test_who_asks_after_the_end_of_the_engine_is_answered_by_the_next_server(bui
                 assert waiting.result(PATIENCE) == before
 
 
+@pytest.mark.thorough(but=["stderr"])
 @pytest.mark.parametrize("which", ["stdout", "stderr"])
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="only Linux has a file that is always full")
 def test_a_full_disk_behind_its_output_ends_no_server(tmp_path: Path, which: str) -> None:
@@ -223,6 +224,7 @@ def test_launchd_s_keys_have_their_types() -> None:
     assert read["ProcessType"] in ("Background", "Standard", "Adaptive", "Interactive")
 
 
+@pytest.mark.thorough(but=["info-3"])
 @pytest.mark.parametrize(("level", "lines"), [("info", 3), ("warning", 0), ("error", 0)])
 def test_a_log_of_requests_has_no_texts(tmp_path: Path, level: str, lines: int) -> None:
     """Not of a body, a path, a query or a key; each line has its time and level, and how the request ended."""

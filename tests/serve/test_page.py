@@ -315,6 +315,7 @@ def test_settings_reach_the_model_and_survive_a_reload(page: Page, server: Runni
     assert "400" in page.errors.pop()
 
 
+@pytest.mark.thorough(but=["scripts", "ticks", "long"])
 @pytest.mark.parametrize("question", [*BOMBS, "scripts", "long"])
 def test_a_hostile_answer_is_only_shown(page: Page, server: Running, question: str) -> None:
     """Streamed, and once more from what a reload keeps; the page goes on answering."""

@@ -108,6 +108,7 @@ def test_the_clients_own_helpers_parse_the_calls(nonsense: Running) -> None:
         assert calls and all(isinstance(call.function.parsed_arguments, Weather | Time) for call in calls)
 
 
+@pytest.mark.thorough(but=["True"])
 @pytest.mark.parametrize("stream", [False, True])
 def test_no_piece_of_a_required_call_is_text(stream: bool) -> None:
     """However far the answer gets: what is no call yet is nothing, and a piece of the last mark is nothing either."""

@@ -128,6 +128,7 @@ def test_long_answers_take_turns_until_all_are_over() -> None:
     assert len(engine.turns) <= sum(1 + LONG for _ in range(3)) and not engine.copies
 
 
+@pytest.mark.thorough
 def test_of_many_requests_of_a_client_further_ones_begin_as_others_end() -> None:
     """Otherwise those that wait set aside would stand still until the rest, which can't be set aside, is over."""
     engine = Copier()
@@ -144,6 +145,7 @@ def test_of_many_requests_of_a_client_further_ones_begin_as_others_end() -> None
     assert firsts == sorted(firsts) and engine.turns.rindex("a") < engine.turns.index("m")
 
 
+@pytest.mark.thorough(but=["no memory", "slid"])
 @pytest.mark.parametrize("why", ["no copies", "no memory", "slid", "full", "trained"])
 def test_an_answer_that_cannot_be_held_is_not_sliced_and_counted(why: str, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = Speaker() if why == "no copies" else Copier(slots=64 if why == "slid" else 256)
@@ -268,6 +270,7 @@ def model() -> Model:
     return load_model(build, build, "fp16")
 
 
+@pytest.mark.thorough(but=["3"])
 @pytest.mark.skipif(not is_portable(), reason="compares bits of the portable engine's fp16")
 @pytest.mark.parametrize("texts", [0, 3, 1000])
 def test_a_crowd_gets_the_bits_that_each_gets_alone(model: Model, texts: int) -> None:

@@ -60,6 +60,26 @@ def predicted(model: Any, path: Path) -> np.ndarray:
     return np.asarray(found)
 
 
+@pytest.mark.thorough(
+    but=[
+        "int8-iOS18-linear",
+        "int8-iOS26-conv",
+        "int4-iOS18-linear",
+        "int4-iOS26-conv",
+        "palette4-iOS18-linear",
+        "palette4-iOS26-conv",
+        "palette6-iOS18-linear",
+        "palette6-iOS26-conv",
+        "palette8-iOS18-linear",
+        "palette8-iOS26-conv",
+        "palette4 in groups-iOS18-linear",
+        "palette4 in groups-iOS26-conv",
+        "palette4, scaled-iOS18-linear",
+        "palette4, scaled-iOS26-conv",
+        "palette4 in groups, scaled-iOS18-linear",
+        "palette4 in groups, scaled-iOS26-conv",
+    ]
+)
 @pytest.mark.parametrize("kind", ["linear", "conv"])
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("form", FORMS)

@@ -182,6 +182,7 @@ def test_a_plain_loop_over_int8_is_never_taken(monkeypatch: pytest.MonkeyPatch) 
         assert fixed_point.vnni_is_used.__wrapped__() is has_vnni
 
 
+@pytest.mark.thorough(but=["AVX2"])
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="other processors have no int8 products that saturate")
 @pytest.mark.parametrize("instructions", ["AVX2", "AVX512_CORE_VNNI"])
 def test_int8_products_that_saturate_are_not_taken(instructions: str) -> None:
