@@ -271,9 +271,17 @@ func downloads() async throws {
     }
 }
 
-/// A back end that says whether it is still there.
+/// What an app's day made, as far as it is still there.
 private final class Held: @unchecked Sendable {
     weak var backend: ToyBackend?
+    weak var model: ShardmillModel?
+    weak var one: Chat?
+    weak var other: Chat?
+
+    /// Return when nothing is there any longer; a conversation that ends tells its model in a task.
+    func areGone() async {
+        while backend != nil || model != nil || one != nil || other != nil { await Task.yield() }
+    }
 }
 
 @Test("an app's day: import, prewarm, two chats, a full context, the background, deletion; nothing is left")
@@ -281,11 +289,19 @@ func day() async throws {
     let (build, scratch, held) = (try finishedBuild(), try Scratch(), Held())
     let store = scratch.store()
     let before = scratch.files()
-    let killed = Task {
+    // As an import leaves it if the app is killed: a file in its middle, and no model.json.
+    let weights = scratch.folder.appendingPathComponent("models/.begun-toy/packages/l.mlpackage/Data/weight.bin")
+    let whole = try Data(contentsOf: build.folder.appendingPathComponent("packages/l.mlpackage/Data/weight.bin"))
+    try FileManager.default.createDirectory(at: weights.deletingLastPathComponent(), withIntermediateDirectories: true)
+    try whole.prefix(1_234_567).write(to: weights)
+    #expect(store.models().isEmpty && store.unfinished() == ["toy"])
+    let stopped = Task {
         for try await _ in store.importBuild(at: build.folder) { withUnsafeCurrentTask { $0?.cancel() } }
     }
-    _ = await killed.result
-    for try await _ in store.importBuild(at: build.folder) {}
+    _ = await stopped.result
+    var copied: [Double] = []
+    for try await step in store.importBuild(at: build.folder) { copied.append(step.fraction) }
+    #expect(copied.last == 1 && copied == copied.sorted() && store.unfinished().isEmpty)
     do {
         let folder = try #require(store.models().first).folder
         let model = try ShardmillModel(at: folder, codec: Letters()) { _, _ in
@@ -298,6 +314,7 @@ func day() async throws {
         #expect(fractions.last == 1 && fractions == fractions.sorted() && fractions.count >= 4)
         #expect(held.backend != nil)
         let (one, other) = (model.chat(), model.chat())
+        (held.model, held.one, held.other) = (model, one, other)
         let options = ShardmillOptions(maxTokens: 3)
         let first = try await one.respond(to: "A", options: options)
         #expect(try await other.respond(to: "A", options: options) == first)
@@ -317,6 +334,7 @@ func day() async throws {
         await model.unload()
         #expect(held.backend == nil)
     }
+    await held.areGone()
     try store.delete("toy")
     #expect(scratch.files() == before)
 }
