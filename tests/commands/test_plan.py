@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import towers
 import yaml
 from typer.testing import CliRunner
 
@@ -206,3 +207,29 @@ def test_what_snakemake_refuses_the_plan_refuses_in_the_same_words(case: str, tm
         snakefile.resolved(content, str(file))
     said = CliRunner().invoke(cli.app, ["plan", str(file)])
     assert (said.exit_code, said.stderr) == (1, f"shardmill: {refused.value}\n")
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        ("qwen3_5", "images: 8 in a request, each made smaller to at most 4096 pixels, 16 tokens\n"),
+        (
+            "smolvlm",
+            "images: 8 in a request, each seen in views of at most 2304 pixels, 9 tokens; 5 at most, so 45 tokens\n",
+        ),
+        (
+            "lfm2_vl",
+            "images: 8 in a request, each seen in views of at most 4096 pixels, 16 tokens; 5 at most, so 80 tokens\n",
+        ),
+    ],
+)
+def test_what_images_take_is_said(kind: str, said: str, tmp_path: Path) -> None:
+    """And without the settings of the checkpoint's image processor that the build is refused."""
+    settings = {"model": "tiny", "source": {"path": str(towers.write_pictured(tmp_path / "checkpoint", kind))}}
+    settings |= {"context": 64, "images": {"patches": towers.BUCKETS[kind]}}
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(settings))
+    shown = CliRunner().invoke(cli.app, ["plan", str(tmp_path / "config.yaml")])
+    assert shown.exit_code == 0 and said in shown.stdout
+    (tmp_path / "checkpoint/preprocessor_config.json").unlink()
+    shown = CliRunner().invoke(cli.app, ["plan", str(tmp_path / "config.yaml")])
+    assert shown.exit_code == 1 and "has neither preprocessor_config.json nor processor_config.json" in shown.output

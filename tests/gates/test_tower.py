@@ -124,6 +124,13 @@ def _connector(activation: str) -> Callable[[GraphSpec], GraphSpec]:
     return change
 
 
+def _by_tanh(spec: GraphSpec) -> GraphSpec:
+    """Every activation of the connector by tanh."""
+    assert spec.tower is not None
+    steps = tuple(replace(step, activation=step.activation and "gelu_tanh") for step in spec.tower.connector)
+    return replace(spec, tower=replace(spec.tower, connector=steps))
+
+
 def _spoilt(name: str, change: Callable[[Any], Any]) -> Callable[[Any], None]:
     """A change of one of some weights, or of one of the host's arrays."""
 
@@ -276,6 +283,43 @@ def test_a_mistake_fails_the_number_that_is_there_for_it(
     mutant, number = MUTANTS[name]
     with pytest.raises(GateError, match=number):
         computed(made, mutant, monkeypatch)
+
+
+@pytest.fixture(scope="module")
+def flat(tmp_path_factory: pytest.TempPathFactory) -> Made:
+    return made_of("lfm2_vl", tmp_path_factory.mktemp("flat"))
+
+
+# The connector's norm follows a norm, so no image makes its epsilon of 1e-5 count: 1e-6 changes a row by 5e-6.
+MUTANTS_OF_FLAT = {
+    "positions between corners": (Mutant(rules=_positions("bilinear")), "tower_error"),
+    "positions without antialiasing": (Mutant(rules=_positions("unaligned")), "tower_error"),
+    "colour after colour": (
+        Mutant(rules=lambda rules: {name: rule for name, rule in rules.items() if name != "colours"}),
+        "tower_error",
+    ),
+    "GELU by tanh in the connector": (
+        Mutant(_by_tanh),
+        "tower_error",
+    ),
+    "no norm in the connector": (
+        Mutant(weights=_spoilt("layer_norm.weight", lambda gain: gain * 0 + 1)),
+        "tower_error",
+    ),
+    "positions row by row": (Mutant(arrays=_raster("positions")), "tower_error"),
+    "patches row by row": (Mutant(arrays=_raster("x")), "tower_error"),
+    "what fills the bucket is seen": (Mutant(arrays=_spoilt("key_mask", lambda mask: mask * 0)), "tower_error"),
+}  # fmt: skip
+
+
+@IN_FP32
+@pytest.mark.parametrize("name", MUTANTS_OF_FLAT)
+def test_a_mistake_of_a_tower_without_a_convolution_fails_the_number_that_is_there_for_it(
+    name: str, flat: Made, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mutant, number = MUTANTS_OF_FLAT[name]
+    with pytest.raises(GateError, match=number):
+        computed(flat, mutant, monkeypatch)
 
 
 @IN_FP32

@@ -24,7 +24,7 @@ from transformers import image_processing_backends as backends
 
 from shardmill.errors import CheckpointError
 from shardmill.media.image_rules import ImageRules, Split, read_image_rules
-from shardmill.media.layout import lay_out, placeholder_text
+from shardmill.media.layout import lay_out, most_views, placeholder_text
 from shardmill.media.pictures import Picture
 from shardmill.media.pixels import View, columns, views
 from shardmill.media.processors import PROCESSORS, checkpoint_image_rules
@@ -158,7 +158,8 @@ def test_every_size_is_laid_out_as_by_transformers(limits: dict[str, Any], tmp_p
             assert (layout.tiles, layout.resized, layout.whole) == ((rows, across), (tuple(target),), whole)
         else:
             assert (layout.tiles, layout.resized) == ((0, 0), (whole,))
-    assert cut > 500
+        assert len(layout.grids) <= most_views(of)
+    assert cut > 500 and most_views(of) == settings["max_tiles"] + 1
 
 
 @pytest.mark.parametrize("size", SIZES)

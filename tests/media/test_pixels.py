@@ -19,7 +19,7 @@ from PIL import Image
 
 from shardmill.errors import CheckpointError, MediaError
 from shardmill.media.image_rules import ImageRules, Within, read_image_rules
-from shardmill.media.layout import lay_out, placeholder_text
+from shardmill.media.layout import lay_out, most_views, placeholder_text
 from shardmill.media.pictures import open_picture
 from shardmill.media.pixels import views
 from shardmill.media.processors import PROCESSORS, checkpoint_image_rules
@@ -174,6 +174,13 @@ def test_columns_equal_those_of_transformers(
         np.testing.assert_array_equal(view.columns, columns)
         assert view.grid[0] * view.grid[1] == columns.shape[1]
     assert layout.rows(of.merge) == sum(columns.shape[1] for columns in wanted) // of.merge**2
+
+
+@pytest.mark.parametrize("name", CHECKPOINTS)
+def test_no_picture_has_more_views_than_are_planned(name: str, rules: Callable[..., ImageRules]) -> None:
+    of = rules(name)
+    counts = {len(lay_out(of, width, height).grids) for width in range(40, 1300, 60) for height in range(40, 1300, 60)}
+    assert max(counts) == most_views(of)
 
 
 @pytest.mark.parametrize("name", CHECKPOINTS)

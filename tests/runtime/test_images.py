@@ -166,6 +166,19 @@ def test_another_image_gives_another_answer(asked: Asked) -> None:
     assert relative_error(logits[-1][None], asked.logits[len(text) - 1][None]) > 1e-2
 
 
+def test_rows_rounded_to_fp16_are_no_mistake(asked: Asked) -> None:
+    """The tower's program gives such rows on the Neural Engine."""
+    tower = asked.engine.tower
+    assert tower is not None
+    for form in (np.float16, np.float32):  # the exact ones come back
+        for image, view in enumerate(asked.views):
+            rows = tower.rows(view.columns, view.grid).astype(form).astype(np.float32)
+            h, w = (extent // tower.rules["merge"] for extent in view.grid)
+            asked.engine.hold(numbers(image, len(rows)), rows, (h, w))
+        found = run(Session(asked.engine), asked.prompt, max_new_tokens=COUNT)
+        assert list(found.tokens) == asked.tokens, form
+
+
 def test_a_grid_that_no_program_takes_is_refused(asked: Asked) -> None:
     tower = asked.engine.tower
     assert tower is not None
