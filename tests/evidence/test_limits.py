@@ -15,7 +15,7 @@ from portable_coreml.judge.limits import SCORES, limits, strictest
 from portable_coreml.judge.rules import RULES
 from typer.testing import CliRunner
 
-from shardmill import config, topology
+from shardmill import config, weight_files
 from shardmill.cli import app
 from shardmill.device.questions import questions
 from shardmill.errors import ShardmillError
@@ -110,8 +110,8 @@ def test_an_import_changes_what_plans_and_rules_say(folder: Path) -> None:
     heed_limits()
     assert limits("macOS 27").weight_bytes.most == 2 * GIB and limits("iOS 27").weight_bytes.most == GIB
     of_macos = config.parse(tiny.settings("", **SOURCE, program={"runs_on": ["macOS 15", "macOS 27"]}))
-    assert topology.weight_limit(of_macos).most == 2 * GIB
-    assert topology.weight_limit(config.parse(tiny.settings("", **SOURCE))).most == GIB
+    assert weight_files.weight_limit(of_macos).most == 2 * GIB
+    assert weight_files.weight_limit(config.parse(tiny.settings("", **SOURCE))).most == GIB
     subject: Any = type("Subject", (), {})()
     subject.weight_bytes = 2 * GIB + 1
     subject.target = type("Target", (), {"systems": ("macOS 27",), "named": ("macOS 27",)})()
