@@ -13,6 +13,7 @@ use rule engine_step as residency with:
         "build/{model}/logs/residency_{part}.log",
     params:
         systems=OF(options.named_systems),
+        limits=OF(options.device_limits),
         tools=TOOLS["residency"],
 
 

@@ -41,6 +41,7 @@ for same in alike(MODELS, "split"):
             mem_mb=scheduling.memory(MODELS, workflow),
         params:
             settings=OF(options.split_settings),
+            limits=OF(options.device_limits),
             tools=TOOLS["split"],
         script:
             "../scripts/step.py"

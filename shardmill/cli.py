@@ -32,6 +32,7 @@ from shardmill.commands import (
     release,
     serve,
 )
+from shardmill.evidence.folder import heed_limits
 from shardmill.imports import quiet_coremltools, spare_imports
 from shardmill.machine import CODE
 from shardmill.printable import one_line
@@ -103,6 +104,7 @@ def options(
     ] = False,
 ) -> None:
     """Take the options that stand before the command; `Commands.invoke` reads them."""
+    heed_limits()
 
 
 COMMANDS = (

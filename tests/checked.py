@@ -34,6 +34,8 @@ def record(made: tiny.Build, folder: Path) -> Path:
     hidden = torch.full((made.plan["architecture"]["layers"] + 1, 2, width), SCALE)
     later = [part for part in made.parts.values() if part.kind == "encoder" and part.start]
     edges = {part.edge(part.start): torch.full((2, part.spec.graph.hidden), SCALE) for part in later}
+    if per_layer := parts[0].spec.graph.per_layer if parts else 0:
+        edges["rows"] = torch.full((2, made.plan["architecture"]["layers"] * per_layer), SCALE)
     save_file({"tokens": torch.tensor(made.text), "hidden": hidden, **edges}, work / "states.safetensors")
     write_json(work / "plan.json", dict(made.plan))
     programs = [part for part in made.parts.values() if part.kind != "embedding"]

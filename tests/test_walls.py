@@ -68,7 +68,7 @@ MAY_USE: dict[str, set[str]] = {
         "media", "models", "pipeline", "plan", "precision", "records", "release", "runtime", "serve", "shardmill_lab",
         "templates", "witness",
     },
-    "cli": {"commands"},
+    "cli": {"commands", "evidence"},
     "portable": set(),
 }  # fmt: skip
 NAMED = re.compile(rf"(?:{'|'.join(PACKAGES)})(?:\.[a-z_0-9]+)+")

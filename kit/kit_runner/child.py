@@ -20,7 +20,8 @@ from typing import Any
 from kit_runner.error_texts import KEPT, said
 from kit_runner.job import MeasurementJob, Refused, WrongError
 from kit_runner.kit import read_kit
-from kit_runner.measurements import MEASURES
+from kit_runner.measurements import MEASURES, check
+from kit_runner.plan import CHECK
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
 LEAST_FREE = 1 << 20  # bytes; nothing can be compiled with less
@@ -58,7 +59,10 @@ def measure_one(job: MeasurementJob, key: str) -> dict[str, Any]:
     name = key.rsplit("/", 1)[1]
     kind, _, number = name.partition(".T=") if ".T=" in name else name.partition("#")
     try:
-        measured = MEASURES[kind](job, int(number or 0))
+        if name.startswith(CHECK):
+            measured = check(job, name.removeprefix(CHECK))
+        else:
+            measured = MEASURES[kind](job, int(number or 0))
         return {"status": "ok", "value": _finite(measured.value), "timing": _finite(measured.timing), "detail": ""}
     except WrongError as error:
         return {"status": "wrong", "value": _finite(error.value), "timing": {}, "detail": str(error)}

@@ -107,6 +107,23 @@ def parity(job: MeasurementJob, width: int) -> Measured:
     return Measured(value=value | {"passes": len(rows)})
 
 
+def check(job: MeasurementJob, name: str) -> Measured:
+    """Feed what `shardmill check` feeds in a way of this name, and compare with the results that the build carries."""
+    ways = job.variant["checks"][job.unit.part["name"]]
+    way = next(each for each in ways if each["way"].replace(" ", "-") == name)
+    columns, outputs = job.array(way["columns"]).astype(np.int64), []
+    runner = _caller(job, way["passes"][0]["width"])
+    for one in way["passes"]:
+        outputs.append(runner(job.inputs(one))[0, :, one["rows"], 0])
+    error = relative_error(np.take_along_axis(np.concatenate(outputs), columns, axis=1), job.array(way["expected"]))
+    value = {"relative_error": error, "limit": way["limit"]}
+    if not error <= way["limit"]:  # NaN fails too
+        raise WrongError(
+            f"{error:.2g} of the result away at {way['way']}, at most {way['limit']:.2g} is allowed", value
+        )
+    return Measured(value=value)
+
+
 def _speed(job: MeasurementJob, width: int, way: str = "") -> Measured:
     """Time a pass of a width in this program alone."""
     row, runner = _rows(job, width)[0], _caller(job, width, way)

@@ -15,6 +15,7 @@ from typing import Any
 from kit_runner.kit import ASKED, CPU, PORTABLE, UNHINTED, Kit, KitError, Record, Unit
 from kit_runner.questions import key as probe_key
 
+CHECK = "check."  # begins the name of a measurement, which ends with the way in which a program is fed
 COMPILE, FIRST, WARM, WHOLE = "compile", "load.first", "load.warm", "load.whole"
 
 
@@ -89,7 +90,8 @@ def _of_variant(kit: Kit, name: str, soaks: bool) -> Iterator[MeasurementGroup]:
     total = sum(int(unit.program["weights"]) for unit in units.values())
     for unit in units.values():
         if unit.variant == name:
-            yield from (MeasurementGroup(name, unit.name, tuple(each)) for each in _of_unit(unit))
+            checks = _checks(unit, kit.variants[name].get("checks", {}).get(unit.part["name"], ()))
+            yield from (MeasurementGroup(name, unit.name, tuple(each)) for each in _of_unit(unit, checks))
     whole, described = f"{name}/{WHOLE}", kit.variants[name]["described"]
 
     def after(kind: str) -> PlannedMeasurement:
@@ -104,7 +106,13 @@ def _of_variant(kit: Kit, name: str, soaks: bool) -> Iterator[MeasurementGroup]:
         yield MeasurementGroup(name, "", (after(f"soak.{way}"),))
 
 
-def _of_unit(unit: Unit) -> Iterator[list[PlannedMeasurement]]:
+def _checks(unit: Unit, ways: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the names of the ways in which a program is checked: the ways of which it takes every pass."""
+    widths = {way["way"].replace(" ", "-"): {one["width"] for one in way["passes"]} for way in ways}
+    return [name for name, each in widths.items() if not unit.program["fixed"] or each <= {*unit.program["widths"]}]
+
+
+def _of_unit(unit: Unit, checks: Sequence[str]) -> Iterator[list[PlannedMeasurement]]:
     """Yield the measurements of a program, process by process."""
     stem, widths, weights = _stem(unit), unit.program["widths"], int(unit.program["weights"])
 
@@ -116,7 +124,8 @@ def _of_unit(unit: Unit) -> Iterator[list[PlannedMeasurement]]:
 
     changes = len(widths) > 1
     yield [one(COMPILE), one(FIRST, COMPILE)]
-    yield [one(WARM, FIRST), *each("parity", WARM), *each("speed", WARM), *([one("switch", WARM)] if changes else [])]
+    right = [*each("parity", WARM), *(one(f"{CHECK}{way}", WARM) for way in checks)]
+    yield [one(WARM, FIRST), *right, *each("speed", WARM), *([one("switch", WARM)] if changes else [])]
     yield each("residency", COMPILE)
     if unit.program.get("reshape_frequency"):
         loaded = f"load.{UNHINTED}"

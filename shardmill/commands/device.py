@@ -76,10 +76,14 @@ def import_(
     from shardmill.device.questions import told
     from shardmill.device.recording import import_result
     from shardmill.evidence.file import read_result
+    from shardmill.evidence.folder import LIMITS
+    from shardmill.evidence.limits import remember
 
     with result_of_check(file, builds or _builds()) as (result, measured):
         content = read_result(result)
         for line in told(content):
+            typer.echo(one_line(line))
+        for line in remember(content, Path(LIMITS)):
             typer.echo(one_line(line))
         if "questions" in content and not content["variants"]:
             return

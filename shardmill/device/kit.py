@@ -251,6 +251,7 @@ def _variant(name: str, build: Path, manifest: Mapping[str, Any], arrays: Arrays
         "parts": [_part(name, build, manifest, place) for place in range(len(manifest["parts"]))],
         "recorded": {str(width): rows for width, rows in recording.passes.items()},
         "tokens": {str(width): tokens for width, tokens in recording.tokens.items()},
+        **({"checks": recording.checks} if recording.checks else {}),
     }
 
 

@@ -28,8 +28,17 @@ from shardmill.machine import load_programs_as
 from shardmill.pipeline.ungated import taken_ungated
 from shardmill.runtime import engine
 from shardmill.runtime.encoder import Encoder
+from shardmill.runtime.expected import ROWS as ROWS_OF_CHECK
+from shardmill.runtime.expected import (
+    compared_columns,
+    decoder_errors,
+    encoder_errors,
+    lengths_of,
+    read_expected,
+    ways,
+)
 from shardmill.runtime.kv import Floats
-from shardmill.runtime.manifest import COMPLETE, MARK, read_manifest
+from shardmill.runtime.manifest import COMPLETE, EXPECTED, MARK, bucket_of, read_manifest
 from shardmill.runtime.program import Program
 
 
@@ -107,10 +116,12 @@ class Recording:
     Attributes:
         passes: by width, pass by pass.
         tokens: by width, the likeliest token after each input token; empty for an encoder.
+        checks: by part, what `shardmill check` feeds it in each way, and the results that the build carries.
     """
 
     passes: dict[int, list[Row]]
     tokens: dict[int, list[int]]
+    checks: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
 
 
 class _Tap:
@@ -182,6 +193,9 @@ def _decoder(build: Path, manifest: Mapping[str, Any], text: Sequence[int], arra
                 head({"hidden": hidden})
             recording.tokens[width] += [int(token) for token in logits.argmax(axis=1)]
             recording.passes[width].append(row())
+    filled = ways(min(ROWS_OF_CHECK, loaded.slots), loaded.widths, loaded.lengths[0], loaded.slots, not loaded.pads)
+    places = {way.name: [[*range(stop - start)] for start, stop, _ in way.passes] for way in filled}
+    _checks(recording, loaded, [*loaded.programs, *loaded.label_heads], lambda _: places, arrays)
     return recording
 
 
@@ -193,7 +207,57 @@ def _encoder(build: Path, manifest: Mapping[str, Any], text: Sequence[int], arra
     for bucket in manifest["buckets"]:
         loaded.run((list(text) * math.ceil(bucket / len(text)))[: max(1, bucket - 1)], bucket)  # one is padding
         recording.passes[bucket] = [row()]
+    parts = {part["name"]: part for part in manifest["parts"]}
+
+    def places(part: str) -> dict[str, list[list[int]]]:
+        return {way: [at] for way, at in lengths_of(bucket_of(manifest, parts[part])).items()}
+
+    every = chain.from_iterable(each.values() for each in loaded.programs.values())
+    _checks(recording, loaded, [*every], places, arrays)
     return recording
+
+
+def _checks(
+    recording: Recording,
+    loaded: engine.Engine | Encoder,
+    programs: Sequence[Program],
+    places: Callable[[str], Mapping[str, list[list[int]]]],
+    arrays: Arrays,
+) -> None:
+    """Record what a check feeds each program that is loaded, if the build carries results to compare with.
+
+    Args:
+        recording: what is recorded.
+        loaded: the model.
+        programs: its programs.
+        places: returns by way which rows of each pass are compared, for a part.
+        arrays: stores the recorded arrays.
+    """
+    if EXPECTED not in loaded.manifest:
+        return
+    expected, passes = read_expected(loaded.root / loaded.manifest[EXPECTED]["path"]), list[tuple[Any, Floats]]()
+
+    def note(name: str, inputs: Mapping[str, Floats], output: Floats) -> None:
+        passes.append(({key: arrays.add(value) for key, value in inputs.items()}, output))
+
+    _tap(programs, note)
+    for part in (program.name for program in programs):
+        recorded = expected.parts.get(part)
+        if recorded is None or recorded.why_not:
+            continue
+        errors: Any = decoder_errors if isinstance(loaded, engine.Engine) else encoder_errors
+        recording.checks[part] = []
+        for way, _ in errors(loaded, part, recorded):
+            results = recorded.rows[way if way in recorded.rows else ""]
+            columns = compared_columns(recorded, passes[0][1].shape[1], results.shape[1])
+            fed = [
+                {"inputs": inputs, "width": output.shape[2], "rows": rows[: len(results)]}
+                for (inputs, output), rows in zip(passes, places(part)[way], strict=True)
+            ]
+            entry = {"way": way, "limit": recorded.limits["fp16"], "passes": fed}
+            entry |= {"columns": arrays.add(columns.astype(np.float32)), "expected": arrays.add(results)}
+            recording.checks[part].append(entry)
+            passes.clear()
 
 
 def _noted(programs: Sequence[Program], arrays: Arrays) -> Callable[[], Row]:
@@ -210,9 +274,15 @@ def _noted(programs: Sequence[Program], arrays: Arrays) -> Callable[[], Row]:
         current.clear()
         return recorded
 
-    for program in programs:
-        program.models = {key: _Tap(program, model, note) for key, model in program.models.items()}
+    _tap(programs, note)
     return taken
+
+
+def _tap(programs: Sequence[Program], note: Callable[[str, Mapping[str, Floats], Floats], None]) -> None:
+    """Let programs note inputs and outputs from now on, in place of whatever noted them before."""
+    for program in programs:
+        models = {key: model.model if isinstance(model, _Tap) else model for key, model in program.models.items()}
+        program.models = {key: _Tap(program, model, note) for key, model in models.items()}
 
 
 def _shipped(build: Path, part: Mapping[str, Any], passes: Mapping[int, list[Row]], arrays: Arrays) -> None:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from shardmill.checkpoint.headers import read_tensors
 from shardmill.convert.weights import read_info
-from shardmill.gates.case import Case, compared
+from shardmill.gates.case import Case, cache_of, compared, rows_of
 from shardmill.gates.reference import Reference, ReferenceDrafter, Steps, checkpoint_weights
 from shardmill.gates.replacements import Unnormed, replaced
 from shardmill.gates.stored import StoredWeights
@@ -93,10 +93,11 @@ def assistant_case(
     x = exact.pre_projection(torch.cat([hidden[0], read], dim=-1))
     lent: list[int] = plan["drafter"]["lent"]
     caches = _caches(reference, hidden, lent, original)
+    lenders = dict(zip(caches, lent, strict=True))  # by type
     rows = {
-        f"{letter}_{layer}": each[0].transpose(0, 1).flatten(1)
-        for layer, pair in zip(lent, caches.values(), strict=True)
-        for letter, each in zip("kv", pair, strict=True)
+        f"{letter}_{layer}": rows_of(each)
+        for name, layer in lenders.items()
+        for letter, each in zip("kv", caches[name], strict=True)
     }
     state = _layers(exact, x, caches)
     # A draft's first step and its further steps, in turn: the host gives zeros for what the step lacks.
@@ -104,16 +105,25 @@ def assistant_case(
     fed_back = torch.where(first, 0.0, state)
     pieces = torch.cat([hidden[0], torch.where(first, hidden[-1], 0.0), fed_back], dim=-1)
 
-    def joined(model: Any) -> Tensor:
-        normed = reference.normed(hidden[-1], stored if model is packaged else original)
-        further = model.post_projection(model.model.norm(state))
-        projected: Tensor = model.pre_projection(torch.cat([hidden[0], torch.where(first, normed, further)], dim=-1))
+    def joined(model: Any, rows: Mapping[str, Tensor]) -> Tensor:
+        width = hidden.shape[-1]
+        embedded, read, output = torch.split(rows["x"], [width, width, state.shape[-1]], dim=-1)
+        normed = reference.normed(read, stored if model is packaged else original)
+        further = model.post_projection(model.model.norm(output))  # the norm of zeros is zero
+        projected: Tensor = model.pre_projection(torch.cat([embedded, normed + further], dim=-1))
         return projected
 
-    cases: dict[str, tuple[dict[str, Tensor], Callable[[Any], Tensor]]] = {
+    def through_layers(model: Any, rows: Mapping[str, Tensor]) -> Tensor:
+        named = {
+            name: (cache_of(rows[f"k_{layer}"], caches[name][0]), cache_of(rows[f"v_{layer}"], caches[name][1]))
+            for name, layer in lenders.items()
+        }
+        return _layers(model, rows["x"], named)
+
+    cases: dict[str, tuple[dict[str, Tensor], Callable[[Any, Mapping[str, Tensor]], Tensor]]] = {
         "join": ({"x": pieces}, joined),
-        "layers": ({"x": x, **rows}, lambda model: _layers(model, x, caches)),
-        "head": ({"hidden": state}, lambda model: model.lm_head(model.model.norm(state))),
+        "layers": ({"x": x, **rows}, through_layers),
+        "head": ({"hidden": state}, lambda model, rows: model.lm_head(model.model.norm(rows["hidden"]))),
     }
     return compared(*cases[part.kind], packaged, exact)
 

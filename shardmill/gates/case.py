@@ -35,6 +35,7 @@ class Case:
         routes: the experts that tokens are routed to with the original weights, by layer, each [n, chosen].
         texts: of an encoder, the number of rows of each text.
         cut: of an encoder, returns the case of pieces of the texts, which do not fill a pass.
+        fed: of a drafter's part, returns what `expected` returns for other rows of the inputs, joined.
     """
 
     rows: Mapping[str, Floats]
@@ -44,6 +45,7 @@ class Case:
     routes: Mapping[int, Tensor] = field(default_factory=dict)
     texts: tuple[int, ...] = ()
     cut: Callable[[], Case] | None = None
+    fed: Callable[[Mapping[str, Tensor]], Tensor] | None = None
 
     @property
     def count(self) -> int:
@@ -51,22 +53,25 @@ class Case:
         return len(next(iter(self.rows.values())))
 
 
-def compared(rows: Mapping[str, Tensor], run: Callable[[Model], Tensor], packaged: Model, exact: Model) -> Case:
+def compared(
+    rows: Mapping[str, Tensor], run: Callable[[Model, Mapping[str, Tensor]], Tensor], packaged: Model, exact: Model
+) -> Case:
     """Return the case of two models that differ in their weights only, the package's and the original ones.
 
     Args:
         rows: the part's inputs by name, each [n, channels].
-        run: computes a model's result, [n, channels].
+        run: computes a model's result [n, channels] for such rows.
         packaged: the model with the package's weights.
         exact: the model with the original weights.
     """
 
     @torch.no_grad()
-    def result(model: Model) -> list[Tensor]:
-        return [run(model)]
+    def result(model: Model, rows: Mapping[str, Tensor]) -> Tensor:
+        return run(model, rows)
 
     arrays = {name: each.contiguous().numpy() for name, each in rows.items()}
-    return Case(arrays, lambda: result(packaged), lambda: result(exact), packaged)
+    expected, original = (partial(result, model, rows) for model in (packaged, exact))
+    return Case(arrays, lambda: [expected()], lambda: [original()], packaged, fed=partial(result, packaged))
 
 
 def part_case(
@@ -112,8 +117,8 @@ def _layers_case(
     for i, _ in part.spec.lent:
         caches = reference.shared_caches(hidden[i], i, original)  # of one type of layers
         reference.lent |= caches
-        pairs = (zip("kv", pair, strict=True) for pair in caches.values())
-        inputs |= {f"{name}_{i}": each[0].transpose(0, 1).flatten(1).numpy() for pair in pairs for name, each in pair}
+        (pair,) = caches.values()
+        inputs |= {f"{name}_{i}": rows_of(each).numpy() for name, each in zip("kv", pair, strict=True)}
     weights = stored.over(original) if split else stored
 
     def exact_end() -> list[Tensor]:
@@ -124,6 +129,16 @@ def _layers_case(
     indices = range(part.start, part.end) if "experts" in known else ()
     routes = {index: known["experts"][index] for index in indices}
     return Case({"x": x.numpy()} | inputs, lambda: _at_end(reference, part, x, weights), exact_end, model, routes)
+
+
+def rows_of(cache: Tensor) -> Tensor:
+    """Return the rows of tokens [n, heads * head_dim] of keys or values [1, heads, n, head_dim]."""
+    return cache[0].transpose(0, 1).flatten(1)
+
+
+def cache_of(rows: Tensor, like: Tensor) -> Tensor:
+    """Return keys or values [1, heads, n, head_dim] with the heads of others, given rows [n, heads * head_dim]."""
+    return rows.reshape(len(rows), like.shape[1], like.shape[3]).transpose(0, 1)[None]
 
 
 def _at_end(reference: Reference, part: Part, x: Tensor, weights: Weights) -> list[Tensor]:

@@ -50,10 +50,10 @@ def head_case(
         embedded, read = hidden[0, 1:], exact.fuse(tapped)[:-1]
         last = exact(embedded, read)
     x = torch.cat([embedded, read], dim=-1)
-    cases: dict[str, tuple[dict[str, Tensor], Callable[[Eagle3Head], Tensor]]] = {
-        "fuse": ({"x": tapped}, lambda head: head.fuse(tapped)),
-        "layers": ({"x": x}, lambda head: head(embedded, read)),
-        "head": ({"hidden": last}, lambda head: head.logits(last)),
+    cases: dict[str, tuple[dict[str, Tensor], Callable[[Eagle3Head, Mapping[str, Tensor]], Tensor]]] = {
+        "fuse": ({"x": tapped}, lambda head, rows: head.fuse(rows["x"])),
+        "layers": ({"x": x}, lambda head, rows: head(*rows["x"].chunk(2, dim=-1))),
+        "head": ({"hidden": last}, lambda head, rows: head.logits(rows["hidden"])),
     }
     return compared(*cases[part.kind], packaged, exact)
 

@@ -15,12 +15,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from shardmill.files import dumps
-from shardmill.gates.case import experts_contribution, part_case
+from shardmill.gates.case import cache_of, experts_contribution, part_case
 from shardmill.gates.disturbed import FP16, NOISE, Probe, disturbed
+from shardmill.gates.drafters import drafter_case
 from shardmill.gates.encoder import part_weights, stored_answers, with_tables
 from shardmill.gates.encoder_reference import EncoderReference
 from shardmill.gates.naming import Weights
 from shardmill.gates.reference import Reference, checkpoint_weights
+from shardmill.gates.replacements import replaced
 from shardmill.gates.stack import StoredModel
 from shardmill.gates.stored import StoredWeights
 from shardmill.gates.thresholds import THRESHOLDS
@@ -36,12 +38,10 @@ PROMPT, ANSWER = 16, 8  # tokens
 Seed = tuple[int, int]  # a seed and an exponent
 STRIDE = 1000  # between the first seeds of parts and attempts: a part has one for each of its layers
 SEEDS = 8  # that are tried for a part, until rounding to fp16 changes no choice of experts
+STREAMS = ("x", "hidden", "embedded")  # inputs with the residual stream's scale
 LARGEST_EXPONENT, SMALLEST_EXPONENT = 8, -8  # of the inputs: far from both ends of fp16
-UNMADE = {
-    "drafter": "it drafts, and changes no text",
-    "lent": "it reads the caches of other parts: the first answer runs it",
-    "choices": "rounding to fp16 alone changes which experts its tokens take: the first answer runs it",
-}
+UNMADE = "rounding to fp16 alone changes which experts its tokens take"
+UNREAD = {"why_not": "this version can't make its inputs"}  # for readers that don't know a key
 
 
 @dataclass
@@ -95,40 +95,94 @@ def record_decoder(
         source: the checkpoint's folder.
         stored: the package's weights.
     """
-    why = "drafter" if part.drafter else "lent" if part.spec.lent else ""
-    for attempt in range(0 if why else SEEDS):
-        seeds = _seeds(part, known, (place * SEEDS + attempt) * STRIDE)
-        made = _made(part, seeds, _results(part, plan, reference, known, source, stored, seeds), reference)
+    if part.drafter:
+        _record_drafter(recording, part, place, plan, known, source, stored)
+        return
+    caches = _lent(part, reference, known, source, stored)
+    for attempt in range(SEEDS):
+        seeds = _seeds(part, known, caches, (place * SEEDS + attempt) * STRIDE)
+        run = _results(part, plan, reference, known, source, stored, seeds, caches)
+        made = _made(part, seeds, run, reference.model)
         if made is not None:
             recording.add(part, *made)
             return
-    recording.add(part, {"why_not": UNMADE[why or "choices"]}, {})
+    recording.add(part, {"why_not": f"{UNMADE}: the first answer runs it"}, {})
+
+
+def _record_drafter(
+    recording: Recording,
+    part: Part,
+    place: int,
+    plan: Mapping[str, Any],
+    known: Mapping[str, Tensor],
+    source: Path,
+    stored: StoredWeights,
+) -> None:
+    """Record what a part of a drafter gives by the reference with which its gates compare it."""
+    case, into = drafter_case(part, plan, known, source, stored), _scale(part, 0)
+    assert case.fed is not None
+    scales = {name: into if name in STREAMS else 1.0 for name in case.rows}
+    seeds: dict[str, Seed] = {
+        name: (place * SEEDS * STRIDE + number, _exponent(torch.from_numpy(each) * scales[name]))
+        for number, (name, each) in enumerate(case.rows.items())
+    }
+    count = min(ROWS, plan["context"])
+    made = {
+        name: torch.from_numpy(rows(*seeds[name], count, each.shape[1])) / scales[name]
+        for name, each in case.rows.items()
+    }
+    seeds |= {"places": (place * SEEDS * STRIDE + len(seeds), 0)} if part.kind == "head" else {}
+    fed = case.fed
+    entry = _made(part, seeds, lambda: fed(made) * _scale(part, 1), case.model)
+    recording.add(part, *(entry or ({"why_not": UNMADE}, {})))
+
+
+def _scale(part: Part, end: int) -> float:
+    """Return the factor of a program's input, or for 1 of its output, in its own units."""
+    return float(part.spec.graph.stream_scale) if PART_KINDS[part.kind].streams[end] else 1.0
+
+
+def _lent(
+    part: Part, reference: Reference, known: Mapping[str, Tensor], source: Path, stored: StoredWeights
+) -> dict[str, dict[str, Tensor]]:
+    """Return by type the keys and values that earlier parts lend a part for a text, by the names of its inputs."""
+    original, lent = checkpoint_weights(source, stored.prefix), dict[str, dict[str, Tensor]]()
+    for layer, _ in part.spec.lent:
+        reference.given(known["hidden"][0], known["rows"])
+        for name, pair in reference.shared_caches(known["hidden"][layer], layer, original).items():
+            lent[name] = {f"{letter}_{layer}": each for letter, each in zip("kv", pair, strict=True)}
+    return lent
 
 
 def _made(
-    part: Part, seeds: Mapping[str, Seed], run: Callable[[], Tensor], reference: Reference
+    part: Part, seeds: Mapping[str, Seed], run: Callable[[], Tensor], model: Any
 ) -> tuple[dict[str, Any], dict[str, NDArray[Any]]] | None:
-    """Return a part's entry and arrays, given what computes its results; None if fp16 changes a choice of experts."""
-    exact = run()
+    """Return a part's entry and arrays, given what computes its results by transformers' model.
+
+    None if fp16 changes a choice of experts.
+    """
+    exact, entry = run(), _entry(part, seeds)
     if part.kind != "head":
-        limits, hopeless = _limits(reference.model, exact, run)
-        return None if hopeless else ({"seeds": seeds, "limits": limits} | _taken(part), {"rows": exact.numpy()})
+        limits, hopeless = _limits(model, exact, run)
+        return None if hopeless else (entry | {"limits": limits}, {"rows": exact.numpy()})
     largest = exact.topk(min(LARGEST, exact.shape[1])).indices
     at = below(seeds["places"][0], PLACES, exact.shape[1])
 
     def picked(logits: Tensor) -> Tensor:
         return torch.cat([logits[:, at], logits.gather(1, largest)], dim=1)
 
-    limits, _ = _limits(reference.model, picked(exact), lambda: picked(run()))
-    return {"seeds": seeds, "limits": limits}, {"rows": picked(exact).numpy(), "largest": largest.int().numpy()}
+    limits, _ = _limits(model, picked(exact), lambda: picked(run()))
+    return entry | {"limits": limits}, {"rows": picked(exact).numpy(), "largest": largest.int().numpy()}
 
 
-def _taken(part: Part) -> dict[str, Any]:
-    """Return how many experts of a group each row takes; and what tells readers that can't make such rows."""
+def _entry(part: Part, seeds: Mapping[str, Seed]) -> dict[str, Any]:
+    """Return a part's entry but its limits: how its inputs are made, in keys that tell readers if they can't."""
     experts = part.spec.graph.experts
-    if part.kind != "experts" or experts is None:
-        return {}
-    return {"taken": min(experts.chosen, part.end - part.start), "why_not": "this version can't make its inputs"}
+    if part.drafter or part.spec.lent:
+        return {"inputs": seeds} | UNREAD
+    if part.kind == "experts" and experts is not None:
+        return {"seeds": seeds, "taken": min(experts.chosen, part.end - part.start)} | UNREAD
+    return {"seeds": seeds}
 
 
 def _limits(model: Any, exact: Tensor, run: Callable[[], Tensor]) -> tuple[dict[str, float], bool]:
@@ -139,24 +193,29 @@ def _limits(model: Any, exact: Tensor, run: Callable[[], Tensor]) -> tuple[dict[
     return {"fp32": THRESHOLDS["program_error"].limit, "fp16": fp16}, bool(probe.hopeless)
 
 
-def _seeds(part: Part, known: Mapping[str, Tensor], first: int) -> dict[str, Seed]:
+def _seeds(
+    part: Part, known: Mapping[str, Tensor], caches: Mapping[str, Mapping[str, Tensor]], first: int
+) -> dict[str, Seed]:
     """Return a seed and an exponent for each input that is made of numbers; inputs are as large as in a text.
 
     Args:
         part: the part.
         known: the reference step's output.
+        caches: the lent caches, see `_lent`.
         first: the first seed.
     """
-    into = part.spec.graph.stream_scale if PART_KINDS[part.kind].streams[0] else 1.0
+    into = _scale(part, 0)
     edge, names = known["hidden"][part.start if part.spec.layers else -1], pass_inputs(part.spec)
     if part.kind == "experts":
         edge = torch.ones(1)  # a norm makes their inputs
     seeds = {}
     for name in names:
-        if name in ("x", "hidden", "embedded"):
+        if name in STREAMS:
             seeds[name] = first, _exponent(edge * into)
         elif name.startswith("p_"):
             seeds[name] = first + 1 + int(name.removeprefix("p_")), _exponent(known["rows"] * into)
+    lent = [(name, each) for pair in caches.values() for name, each in pair.items()]
+    seeds |= {name: (first + STRIDE // 2 + number, _exponent(each)) for number, (name, each) in enumerate(lent)}
     return seeds | ({"places": (first + 1, 0)} if part.kind == "head" else {})
 
 
@@ -174,16 +233,18 @@ def _results(
     source: Path,
     stored: StoredWeights,
     seeds: Mapping[str, Seed],
+    caches: Mapping[str, Mapping[str, Tensor]],
 ) -> Callable[[], Tensor]:
     """Return what computes a part's outputs for the numbers of seeds, [n, channels] in the program's units.
 
     Every edge between layers has the same rows, so that the part finds its own there. Experts read the rows in place of
-    what their layer makes of any token.
+    what their layer makes of any token. Rows of lent caches take the place of what the model makes for them.
     """
     spec, count = part.spec, min(ROWS, plan["context"])
-    into, out_of = (spec.graph.stream_scale if scaled else 1.0 for scaled in PART_KINDS[part.kind].streams)
-    shapes = pass_inputs(spec)
-    made = {n: torch.from_numpy(rows(*seeds[n], count, shapes[n][1])) / into for n in seeds if n in shapes}
+    into, out_of = _scale(part, 0), _scale(part, 1)
+    shapes, lent = pass_inputs(spec), {name: each for pair in caches.values() for name, each in pair.items()}
+    inputs = [name for name in seeds if name in shapes and name not in lent]
+    made = {name: torch.from_numpy(rows(*seeds[name], count, shapes[name][1])) / into for name in inputs}
     x = made["x" if "x" in made else "hidden"]
     if part.layer is not None:
         token = known["hidden"][part.layer][:1].expand(count, -1)
@@ -195,8 +256,19 @@ def _results(
         by_layer = [made.get(f"p_{i}", torch.zeros(count, width)) for i in range(plan["architecture"]["layers"])]
         known["rows"] = torch.cat(by_layer, dim=1)
     case = part_case(part, reference, known, source, stored)
+    fed = {
+        name: tuple(
+            cache_of(torch.from_numpy(rows(*seeds[n], count, each.shape[1] * each.shape[3])), each)
+            for n, each in pair.items()
+        )
+        for name, pair in caches.items()
+    }
 
-    return lambda: torch.cat(case.expected(), dim=1) * out_of
+    def run() -> Tensor:
+        with replaced(reference, "lent", fed):
+            return torch.cat(case.expected(), dim=1) * out_of
+
+    return run
 
 
 def record_encoder(
@@ -249,7 +321,7 @@ def record_encoder(
             results = {f"rows/{way}": r.numpy() for way, r in zip(positions, torch.split(exact, counts), strict=True)}
             recording.add(part, {"seeds": seeds, "limits": limits}, results)
             return
-    recording.add(part, {"why_not": UNMADE["choices"].partition(":")[0]}, {})
+    recording.add(part, {"why_not": UNMADE}, {})
 
 
 def record_tower(

@@ -115,13 +115,14 @@ def mtp_case(
     first = torch.arange(len(x))[:, None] % 2 == 0
     pieces = torch.cat([embedded, torch.where(first, read, 0.0), torch.where(first, 0.0, state)], dim=-1)
 
-    def joined(layer: ReferenceMtp) -> Tensor:
-        return layer.join(embedded, torch.where(first, layer.model_norm(read), layer.norm(state)))
+    def joined(layer: ReferenceMtp, rows: Mapping[str, Tensor]) -> Tensor:
+        embedded, read, state = rows["x"].chunk(3, dim=-1)
+        return layer.join(embedded, layer.model_norm(read) + layer.norm(state))  # the norm of zeros is zero
 
-    cases: dict[str, tuple[dict[str, Tensor], Callable[[ReferenceMtp], Tensor]]] = {
+    cases: dict[str, tuple[dict[str, Tensor], Callable[[ReferenceMtp, Mapping[str, Tensor]], Tensor]]] = {
         MTP: ({"x": pieces}, joined),
-        "layers": ({"x": x}, lambda layer: layer(x)),
-        "head": ({"hidden": state}, lambda layer: layer.logits(state)),
+        "layers": ({"x": x}, lambda layer, rows: layer(rows["x"])),
+        "head": ({"hidden": state}, lambda layer, rows: layer.logits(rows["hidden"])),
     }
     return compared(*cases[part.kind], packaged, exact)
 

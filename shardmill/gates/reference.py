@@ -204,6 +204,7 @@ class Reference:
         Each is [1, heads, n, head_dim], for the layer's inputs [n, d] at positions 0 .. n - 1.
         """
         with (
+            replaced(self, "lent", {}),  # which would be returned, too
             self._only((index,), hidden, weights),
             replaced(self.decoder, self.final_norm, Unnormed()),
             self._fed(hidden) as fed,

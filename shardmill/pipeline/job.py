@@ -17,6 +17,7 @@ from typing import Any, TextIO
 
 from shardmill import interrupt
 from shardmill.errors import GateError, ShardmillError
+from shardmill.evidence.folder import heed_limits
 from shardmill.files import digest, load_json, read_json, write_json
 from shardmill.imports import spare_imports
 from shardmill.machine import THREAD_VARIABLES, collect_rarely, engine, is_portable
@@ -194,6 +195,7 @@ def execute(snakemake: Any, begins: Callable[[], None] = lambda: None) -> None:
     build = Path("build") / snakemake.wildcards.model
     withdrawal = _nothing if snakemake.params.get("aside") else partial(_withdraw, build)
     try:
+        heed_limits()
         join_build("build")
         _run(STEPS[step], snakemake, withdrawal, begins)
         if interrupt.happened():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeGuard
@@ -39,6 +40,14 @@ def option(name: str, config: Config) -> Any:
 def named_systems(config: Config) -> list[str]:
     """Return the systems that the config names; empty if it is for all that are known."""
     return list(config.systems) if config.program.runs_on else []
+
+
+def device_limits(config: Config) -> list[dict[str, Any]]:
+    """Return the limits that devices answered for the config's systems, as plain data."""
+    from portable_coreml.judge.limits import heeded
+
+    every = [asdict(limit) for limit in heeded() if {*limit.systems} & {*config.systems}]
+    return [{key: list(each) if isinstance(each, tuple) else each for key, each in one.items()} for one in every]
 
 
 def engine(config: Config) -> dict[str, str]:

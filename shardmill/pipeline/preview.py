@@ -12,12 +12,13 @@ from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 
-from portable_coreml.judge.limits import Limit, expected_on, listed
+from portable_coreml.judge.limits import Limit, expected_on, heeded, listed
 from portable_coreml.judge.rules.shapes import MAX_SPATIAL_BEFORE_M4
 
 from shardmill.checkpoint.headers import check_tensors, read_tensors
 from shardmill.config import Config
 from shardmill.errors import CheckpointError, ConfigError
+from shardmill.evidence.limits import described
 from shardmill.forms.form import FP16, stored_bytes
 from shardmill.media.image_rules import read_image_rules
 from shardmill.media.layout import most_views
@@ -237,6 +238,7 @@ def preview(config: Config) -> Preview:
         lengths=traffic_lengths(config, a),
         tensors="unknown" if fault is None else "differ" if fault else "match",
         warnings=(
+            *(described(limit) for limit in heeded() if {*limit.systems} & {*config.systems}),
             *(_routed_anyway(config, limit) if config.experts != asked.experts else ()),
             *(warnings(config, {p.name: p.weight_bytes for p in programs}) if not heavy else ()),
         ),

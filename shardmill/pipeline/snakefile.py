@@ -15,6 +15,7 @@ from shardmill import machine
 from shardmill.config import Config
 from shardmill.config.reading import read_yaml
 from shardmill.errors import ConfigError, ShardmillError
+from shardmill.evidence.folder import heed_limits
 from shardmill.files import load_json
 from shardmill.machine import collect_rarely
 from shardmill.pipeline import code_digest, storage
@@ -39,6 +40,7 @@ def checked(config: Mapping[str, Any], workflow: Any) -> Batch:
     name = ", ".join(os.path.relpath(file) for file in workflow.configfiles) or "config"
     _or_end(_refuse_moved_paths, workflow)
     _or_end(_refuse_targets, workflow.configfiles)
+    _or_end(heed_limits)
     _or_end(machine.engine)  # a parameter of rules, whose errors Snakemake would show with a traceback
     try:
         # Snakemake has read the files, but merges them, and takes the last value of a key that is given twice.

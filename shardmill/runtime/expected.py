@@ -21,10 +21,11 @@ from numpy.typing import NDArray
 from shardmill import files
 from shardmill.errors import ShardmillError
 from shardmill.files import parse_json
-from shardmill.machine import is_portable, native_call
+from shardmill.machine import is_portable, load_programs_as, native_call
+from shardmill.runtime.bundles import reshaping
 from shardmill.runtime.kv import Floats, KVLayout
-from shardmill.runtime.manifest import bucket_of
-from shardmill.runtime.program import Program, function_location
+from shardmill.runtime.manifest import bucket_of, of_drafter, reshape_frequency
+from shardmill.runtime.program import Program, function_location, written_slots
 
 if TYPE_CHECKING:
     from shardmill.runtime.encoder import Encoder
@@ -35,6 +36,7 @@ ABOUT = "about"  # the file's one entry of metadata
 FORMAT = 1
 ROWS = 7  # tokens of a decoder's sequence, and rows that are compared of an encoder's text
 PLACES, LARGEST = 256, 10  # logits of a row that are recorded: at places that a seed chooses, and the largest ones
+LAYERS = "layers"  # the kind of parts whose tokens have slots
 FULL, LAST = "a full bucket", "the last slots"
 NEAR_TIE = "near tie"  # begins what is said of tokens that may change places
 GOLDEN, FIRST, SECOND = (np.uint64(n) for n in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
@@ -137,8 +139,8 @@ class Recorded:
     """What a part must give.
 
     Attributes:
-        seeds: for each input that is made of numbers, its seed and its exponent; of an encoder also `tokens`, of logits
-            `places`.
+        seeds: for each input that is made of numbers, its seed and its exponent, lent caches included; of an encoder
+            also `tokens`, of logits `places`.
         limits: the largest relative error of a row, by precision.
         rows: by way, or for all ways as "", the results: [n, kept channels], or logits at the places and the largest.
         largest: of logits, where the largest stand in each row, [n, LARGEST].
@@ -200,19 +202,26 @@ def read_expected(file: Path) -> Expected:
 def _recorded(name: str, entry: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> Recorded:
     recorded = {key.removeprefix(f"{name}/"): array for key, array in arrays.items() if key.startswith(f"{name}/")}
     largest = recorded.pop("largest", None)
-    seeds = {key: (int(seed), int(exponent)) for key, (seed, exponent) in entry.get("seeds", {}).items()}
+    listed = entry.get("seeds") or entry.get("inputs", {})
+    seeds = {key: (int(seed), int(exponent)) for key, (seed, exponent) in listed.items()}
     by_way = {key.removeprefix("rows").removeprefix("/"): array for key, array in recorded.items()}
-    why_not = "" if seeds else entry.get("why_not", "")  # both are there for readers that know no `taken`
+    why_not = "" if seeds else entry.get("why_not", "")  # both are there for readers that know no `taken` or `inputs`
     every, taken = entry.get("every", 1), entry.get("taken", 0)
     return Recorded(seeds, entry.get("limits", {}), by_way, largest, every, taken, why_not)
 
 
 def picked(logits: Floats, recorded: Recorded) -> Floats:
     """Return the logits [n, rows] that are compared: at the seed's places, at the largest ones', and the maximum."""
-    assert recorded.largest is not None
-    at = below(recorded.seeds["places"][0], PLACES, logits.shape[1])
-    largest = np.take_along_axis(logits, recorded.largest.astype(np.int64), axis=1)
-    return np.concatenate([logits[:, at], largest, logits.max(axis=1, keepdims=True)], axis=1)
+    columns = compared_columns(recorded, logits.shape[1], 0)
+    return np.column_stack([np.take_along_axis(logits, columns, axis=1), logits.max(axis=1)])
+
+
+def compared_columns(recorded: Recorded, channels: int, count: int) -> NDArray[np.int64]:
+    """Return which channels of results [n, channels] are compared, in order: of logits [n, k], otherwise [1, count]."""
+    if recorded.largest is None:
+        return np.arange(channels)[:: recorded.every][None, :count]
+    at = below(recorded.seeds["places"][0], PLACES, channels)
+    return np.column_stack([np.tile(at, (len(recorded.largest), 1)), recorded.largest]).astype(np.int64)
 
 
 def limit(recorded: Recorded, precision: str) -> float:
@@ -228,28 +237,48 @@ def decoder_errors(engine: Engine, name: str, recorded: Recorded) -> Iterator[tu
         name: the part's name.
         recorded: what the part must give.
     """
-    layers = {each.name: each for each in engine.layers}
-    count = min(ROWS, engine.slots)
-    program = {each.name: each for each in (*engine.programs, *engine.label_heads)}[name]
-    shapes = {part["name"]: part["inputs"] for part in engine.manifest["parts"]}[name]
-    inputs = {key: rows(*recorded.seeds[key], count, shapes[key][1]) for key in recorded.seeds if key in shapes}
+    entry, count = next(part for part in engine.manifest["parts"] if part["name"] == name), min(ROWS, engine.slots)
+    shapes, elsewhere = entry["inputs"], {n for key in ("written", "lent", "adapters") for n in entry.get(key, ())}
+    program, host = _beside(engine, entry) if entry.get("drafter") else (_loaded(engine, name), engine.host)
+    inputs = {
+        key: rows(seed, exponent, count, shapes[key][1] * (shapes[key][3] if key in program.lent else 1))
+        for key, (seed, exponent) in recorded.seeds.items()
+        if key in shapes
+    }
     if recorded.taken:
         inputs["weights"] = shares(count, shapes["weights"][1], recorded.taken)
-    names = [*layers[name].inputs] if name in layers else [*inputs]
+    is_layers = entry["kind"] == LAYERS
+    names = [each for each in shapes if each not in elsewhere] if is_layers else [*inputs]
     for way in ways(count, engine.widths, engine.lengths[0], engine.slots, not engine.pads):
         engine.reset()
-        if name in layers and way.offset:
+        if is_layers and way.offset:
             engine.fit(engine.slots)
-        outputs = _run(program, names, inputs, way, engine.host if name in layers else None)
+        if host is not engine.host:
+            host.reset()
+            host.resize(engine.host.length)
+            program.move(engine.host.length, keep=False)
+        outputs = _run(program, names, inputs, way, host if is_layers else None)
         yield way.name, _error(outputs, recorded, "")
     engine.reset()
+
+
+def _loaded(engine: Engine, name: str) -> Program:
+    return next(each for each in (*engine.programs, *engine.label_heads) if each.name == name)
+
+
+def _beside(engine: Engine, entry: Mapping[str, Any]) -> tuple[Program, KVLayout]:
+    """Load a drafter's program by itself; return it with the positions in its slots, and let it read lent caches."""
+    with load_programs_as(engine.heads[0].precision), reshaping(reshape_frequency(engine.manifest)):
+        program = Program(engine.root / entry["program"]["path"], entry, engine.slots)
+    program.borrow(part.program for part in engine.layers)
+    return program, KVLayout(of_drafter(engine.manifest))
 
 
 def _error(outputs: Floats, recorded: Recorded, way: str) -> float:
     expected = recorded.rows[way]
     if recorded.largest is not None:
         return relative_error(picked(outputs, recorded), np.column_stack([expected, expected[:, PLACES]]))
-    return relative_error(outputs[:, :: recorded.every][:, : expected.shape[1]], expected)
+    return relative_error(outputs[:, compared_columns(recorded, outputs.shape[1], expected.shape[1])[0]], expected)
 
 
 def _run(
@@ -261,6 +290,11 @@ def _run(
         at = range(start, start + width)
         arrays = host.arrays([position + way.offset for position in at], at) if host else {}
         taken = [min(position, stop - 1) for position in at]
+        for name, lender in program.borrowed.items():
+            cache = lender.arrays[name]  # [1, heads, slots, head_dim]
+            cache[:, :, written_slots(cache.shape[2], arrays)] = (
+                inputs[name][taken].reshape(len(taken), cache.shape[1], cache.shape[3]).swapaxes(0, 1)
+            )
         arrays |= {name: values[taken].T[None, :, :, None] for name, values in inputs.items()}
         outputs.append(program({name: arrays[name] for name in names})[0, :, : stop - start, 0].T)
     return np.concatenate(outputs)

@@ -129,7 +129,7 @@ class HostCaches:
                 tokens, slots = np.nonzero(inputs[RINGS][0, 0])  # a recurrence's ring does not get every token
                 cache[..., slots] = rows[..., tokens]
             else:
-                slots = _slots(cache.shape[2], inputs)
+                slots = written_slots(cache.shape[2], inputs)
                 cache[:, :, slots] = rows[:, :, : len(slots)]
 
 
@@ -143,7 +143,7 @@ def _carried(before: NDArray[Any], into: NDArray[Any]) -> NDArray[Any]:
     return into
 
 
-def _slots(count: int, inputs: Mapping[str, Floats]) -> Any:
+def written_slots(count: int, inputs: Mapping[str, Floats]) -> Any:
     """Return the slot of each token, from the write mask for caches of `count` slots."""
     mask = next(mask for name, mask in inputs.items() if name.startswith("kv_write_mask") and mask.shape[2] == count)
     return mask[0, 0].argmax(axis=0)

@@ -4,33 +4,44 @@ from __future__ import annotations
 
 import json
 import shutil
+import struct
+import subprocess
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import assistants
 import checked
 import encoders
+import jsonschema
+import mtp_layers
 import numpy as np
 import pytest
 import routed
 import tiny
-from models import tiny_encoders
+from models import tiny_encoders, tiny_families
 from portable_coreml.run import fuse, lowered, plan, signature
 from safetensors.numpy import load_file, save_file
 
 from shardmill.checkpoint.hashing import hash_file, tree_hashes
 from shardmill.commands.check import check_digests
 from shardmill.device import check
+from shardmill.device.kit import write_kit
 from shardmill.files import write_json
 from shardmill.gates import expected
 from shardmill.machine import is_portable
+from shardmill.models.interface import DRAFT_PARTS
 from shardmill.runtime.encoder import load_encoder
 from shardmill.runtime.engine import Engine, load
 from shardmill.runtime.expected import read_expected
 from shardmill.runtime.manifest import entries
 
+from .measuring import PORTABLE, environment, lines, result, unpacked
+
 pytestmark = pytest.mark.skipif(not is_portable(), reason="spoils programs of the portable engine")
+ROOT = Path(__file__).parents[2]
 LAYERS, NEXT, LAST = "layers_00_02", "layers_02_03", "layers_03_04"
 
 
@@ -275,6 +286,94 @@ def test_experts_that_the_host_routes_to_are_compared_group_by_group(family: str
     assert wrong(found_by(build, "fp16", spoilt(experts[-1], inputs=one_further("weights", 1))))[0] == experts[-1]
 
 
+# Programs that read caches of other parts, and drafters.
+
+
+def lending(folder: Path) -> tiny.Build:
+    """A Gemma 4 of which two parts read the first part's caches."""
+    source = tiny.fetched(tiny_families.write_tiny("gemma4_text", folder / "checkpoint"), folder / "source")
+    topology = [[0, 4], [4, 6], [6, 8]]
+    return tiny.converted(source, folder, topology=topology, head={"slices": 1}, program=assistants.STATE)
+
+
+def with_mtp(folder: Path) -> tiny.Build:
+    """A Qwen3.5 with its MTP layer."""
+    model = mtp_layers.target()
+    checkpoint = mtp_layers.write(model, mtp_layers.drawn(model), folder / "checkpoint")
+    return tiny.converted(tiny.fetched(checkpoint, folder / "source"), folder, **mtp_layers.SETTINGS)
+
+
+def with_assistant(folder: Path) -> tiny.Build:
+    """A Gemma 4 with its assistant."""
+    target, helper = assistants.target(vocab=tiny.VOCAB), assistants.assistant(vocab_size=tiny.VOCAB)
+    return assistants.build(folder, target, helper, "int8")
+
+
+DRAFTER = list(DRAFT_PARTS)
+BESIDE: dict[str, tuple[Callable[[Path], tiny.Build], list[str]]] = {
+    "lent caches": (lending, ["layers_04_06", "layers_06_08"]),
+    "eagle3": (tiny.build_with_head, DRAFTER),
+    "mtp": (with_mtp, DRAFTER),
+    "assistant": (with_assistant, DRAFTER),
+}
+
+
+@pytest.mark.thorough(but=["lent caches"])
+@pytest.mark.parametrize("kind", BESIDE)
+def test_a_program_beside_the_chain_is_compared(kind: str, tmp_path: Path) -> None:
+    """By itself, and a matrix of another build's is named with its program though all digests agree."""
+    make, names = BESIDE[kind]
+    build = checked.finished(make(tmp_path), tmp_path)
+    assert (build / checked.FILE).stat().st_size <= expected.MOST_BYTES
+    for precision in ("fp32", "fp16"):
+        found = {one.name: one for one in found_by(build, precision)}
+        assert {name: found[name].status for name in names} == dict.fromkeys(names, check.RIGHT)
+        assert {one.status for one in found.values()} == {check.RIGHT}
+        assert all(0 < error < found[name].limit for name in names for error in found[name].errors.values())
+    for name in names:
+        weights = build / f"compiled/{name}.mlmodelc/weights/weight.bin"
+        sound = weights.read_bytes()
+        rebuilt_weight(build, name)
+        agreed(build)
+        found = {one.name: one for one in found_by(build, "fp32")}
+        assert [each for each in wrong([*found.values()]) if each != check.ANSWER] == [name]
+        assert f"WRONG on this machine: {name}: " in check.told(build, [*found.values()])
+        weights.write_bytes(sound)
+
+
+# A kit.
+
+
+@pytest.mark.thorough(but=[False])
+@pytest.mark.parametrize("spoils", [False, True], ids=str)
+def test_a_kit_feeds_what_a_check_feeds(spoils: bool, build: Path, tmp_path: Path) -> None:
+    """So that its figures are the check's; and a matrix of another build's is wrong there, too."""
+    checked_here = {one.name: one for one in found_by(build, "fp16") if one.name != check.ANSWER}
+    if spoils:
+        moved_rows(next((build / f"packages/{NEXT}.mlpackage").rglob("weight.bin")))
+        agreed(build)
+    write_kit([build], tmp_path / "kit.zip")
+    kit = unpacked(tmp_path / "kit.zip", tmp_path / "unpacked")
+    command = [sys.executable, str(kit / "measure.py"), "--engine", "portable_coreml", "--passes", "2"]
+    done = subprocess.run(
+        [*command, "--only", "check"], env=environment(kit, PORTABLE), capture_output=True, text=True, check=False
+    )
+    assert done.returncode in ((1,) if spoils else (0,)), done.stdout + done.stderr
+    found = {key: line for key, line in lines(result(kit)).items() if "/check." in key}
+    jsonschema.validate(result(kit), json.loads((ROOT / "docs/device.schema.json").read_text()))
+    ways = {
+        f"{name}/check.{way.replace(' ', '-')}": one.errors[way]
+        for name, one in checked_here.items()
+        for way in one.errors
+    }
+    assert found.keys() == ways.keys()
+    for key, line in found.items():
+        is_wrong = spoils and key.startswith(NEXT)
+        assert line["status"] == ("wrong" if is_wrong else "ok"), line
+        if not (is_wrong or key.startswith("head")):  # of logits a check compares the largest, too
+            assert line["value"]["relative_error"] == ways[key]
+
+
 # Faults in a build whose digests all agree.
 
 
@@ -294,12 +393,16 @@ def agreed(build: Path) -> None:
     write_json(build / "model.json", content)
 
 
-def rebuilt_weight(build: Path) -> None:
-    """A byte of a matrix is another one, as if the program had been built from other weights."""
-    file = build / f"compiled/{NEXT}.mlmodelc/weights/weight.bin"
+def rebuilt_weight(build: Path, name: str = NEXT) -> None:
+    """The rows of the largest matrix are elsewhere, as if the program had been built from other weights."""
+    moved_rows(build / f"compiled/{name}.mlmodelc/weights/weight.bin")
+
+
+def moved_rows(file: Path) -> None:
     content = bytearray(file.read_bytes())
-    largest = len(content) // 2
-    content[largest : largest + 2000] = content[largest + 2000 : largest + 4000]
+    heads = [at for at in range(64, len(content), 64) if content[at : at + 4] == bytes.fromhex("efbeadde")]
+    size, at = max(struct.unpack_from("<QQ", content, head + 8) for head in heads)
+    content[at : at + size] = content[at + size // 3 : at + size] + content[at : at + size // 3]
     file.unlink()  # it may be a link to the package's
     file.write_bytes(content)
 

@@ -127,8 +127,9 @@ def answered(system: str, *placed: int) -> dict[str, Any]:
     ],
 )
 def test_an_answer_that_contradicts_a_limit_is_named(
-    system: str, placed: tuple[int, ...], expected: list[str], tmp_path: Path
+    system: str, placed: tuple[int, ...], expected: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.chdir(tmp_path)
     content = sealed(answered(system, *placed))
     jsonschema.validate(content, load_json(ROOT / "docs/device.schema.json"))
     write_json(tmp_path / "result.json", content)

@@ -76,14 +76,12 @@ def test_the_build_verifies(the: Callable[[str], Project], name: str) -> None:
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])
 @pytest.mark.parametrize("name", KINDS)
 def test_the_build_is_right_on_this_machine(the: Callable[[str], Project], name: str, precision: str) -> None:
-    """Every program but those whose inputs only others make is compared with what the build carries."""
+    """Every program is compared with what the build carries, also those that read lent caches, or draft."""
     done = shardmill("check", the(name).build, "--json", "--precision", precision)
     found = json.loads(done.stdout)
     states = {row["name"]: row["status"] for row in found["parts"]}
-    parts = {part["name"]: part for part in manifest(the(name))["parts"]}
-    apart = {part for part in parts if part.startswith(("experts_", "draft_")) or "lent" in parts[part]}
     assert done.exit_code == 0 and found["verdict"] == "right", done.stdout
-    assert {part for part, status in states.items() if status == "not compared"} == apart
+    assert {*states} >= {part["name"] for part in manifest(the(name))["parts"]} and {*states.values()} == {"right"}
 
 
 @pytest.mark.skipif(not is_portable(), reason="Core ML plans by itself, and nothing is predicted")

@@ -100,11 +100,29 @@ SCORES = (
 )
 
 
+_heeded: list[Limit] = []
+
+
+def heed(answers: Iterable[Limit]) -> None:
+    """Let what devices answered count in place of the tables in this process, and no earlier answers."""
+    _heeded[:] = answers
+
+
+def heeded() -> tuple[Limit, ...]:
+    """Return the answers that count in place of the tables."""
+    return tuple(_heeded)
+
+
 def limits(system: str) -> Limits:
     """Return the limits of a system. Raises InputError if it is not one of SYSTEMS."""
     if system not in SYSTEMS:
         raise InputError(f"{system}: no system whose limits are known; there are {', '.join(SYSTEMS)}")
-    return Limits(*(next(limit for limit in table if system in limit.systems) for table in (WEIGHT_BYTES, SCORES)))
+    return Limits(*(_stated(table, system) for table in (WEIGHT_BYTES, SCORES)))
+
+
+def _stated(table: Iterable[Limit], system: str) -> Limit:
+    stated = next(limit for limit in table if system in limit.systems)
+    return next((one for one in _heeded if one.rule == stated.rule and system in one.systems), stated)
 
 
 def strictest(systems: Iterable[str]) -> Limits:
@@ -122,7 +140,8 @@ def _most(limit: Limit) -> int:
 
 def loosest() -> Limits:
     """Return the limits beyond which no known system runs a program."""
-    return Limits(max(WEIGHT_BYTES, key=_most), max(SCORES, key=_most))
+    every = [limits(system) for system in SYSTEMS]
+    return Limits(max((one.weight_bytes for one in every), key=_most), max((one.scores for one in every), key=_most))
 
 
 def taking(weight_bytes: int, systems: Iterable[str]) -> tuple[str, ...]:

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from shardmill import machine, plan
 from shardmill.pipeline.task import Action, Artifact, Task, Tools
@@ -19,8 +20,9 @@ def task(
     engine: Mapping[str, str],
     tools: Tools,
     systems: Sequence[str] = (),
+    limits: Sequence[Mapping[str, Any]] = (),
 ) -> Task:
-    """Describe a verdict, which depends on the judged bytes, the range of T, the engine, and the named systems."""
+    """Describe a verdict: the judged bytes, the range of T, the engine, named systems and their limits decide it."""
     piece = plan.load_part(part)
 
     def work(made: Mapping[str, Path]) -> None:
@@ -43,4 +45,5 @@ def task(
 
     inputs = {"package": package.sha256, "bundle": bundle.sha256}
     params = {"tokens": piece.spec.tokens, "engine": engine, "systems": list(systems)}
+    params |= {"limits": [*limits]} if limits else {}
     return Task(work, Action("residency", inputs, params, **tools), {"engine": engine})

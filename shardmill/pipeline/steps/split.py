@@ -63,11 +63,18 @@ FP16_STEP = 2**-24  # between fp16's smallest numbers
 
 
 def task(
-    record: Path, recipe: list[Path], settings: Mapping[str, Any], hashes: HashCache, tools: Tools, threads: int = 1
+    record: Path,
+    recipe: list[Path],
+    settings: Mapping[str, Any],
+    hashes: HashCache,
+    tools: Tools,
+    threads: int = 1,
+    limits: Sequence[Mapping[str, Any]] = (),
 ) -> Task:
     """Describe a plan, which depends on the checkpoint's files and on the config except settings of later measurements.
 
-    `recipe` is the file that the config's `convert.precision` names, if it names one.
+    `recipe` is the file that the config's `convert.precision` names, if it names one. `limits` are
+    devices' answers (evidence/limits.py).
     """
     fetched = read_json(record)
     files = fetched["files"]
@@ -89,6 +96,7 @@ def task(
     known = {"files": digest(files), "recipe": digest([hash_file(file) for file in recipe])}
     known |= {"drafter": digest(fetched["drafter"]["files"])} if "drafter" in fetched else {}
     relevant |= {"drafter": MTP} if settings.get("drafter") == MTP else {}
+    relevant |= {"limits": [*limits]} if limits else {}
     relevant |= {"images": asked} if (asked := settings.get("images")) else {}
     return Task(work, Action("split", known, relevant, **tools))
 

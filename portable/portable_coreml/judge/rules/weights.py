@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from portable_coreml.judge.limits import MIN_WEIGHT_BYTES, SPLIT, WEIGHT_BYTES, limits, listed, loosest
+from portable_coreml.judge.limits import MIN_WEIGHT_BYTES, SPLIT, Limit, heeded, limits, listed, loosest
 from portable_coreml.judge.rule import Breach, Subject, label, rule
 from portable_coreml.judge.rules.shapes import MAX_OUTPUT_CHANNELS
 
@@ -24,11 +24,14 @@ def _over(subject: Subject, rule_id: str) -> Iterator[Breach]:
 
     It is an error if no system takes so much, or if somebody asked for one that doesn't.
     """
-    for limit in (limit for limit in WEIGHT_BYTES if limit.rule == rule_id and subject.weight_bytes > limit.most):
-        systems = [name for name in subject.target.systems if limits(name).weight_bytes == limit]
-        if systems:
+    by_limit: dict[Limit, list[str]] = {}
+    for name in subject.target.systems:
+        by_limit.setdefault(limits(name).weight_bytes, []).append(name)
+    for limit, systems in by_limit.items():
+        if limit.rule == rule_id and subject.weight_bytes > limit.most:
             sure = subject.target.named or subject.weight_bytes > loosest().weight_bytes.most
-            taken = f"{listed(systems)} takes {_size(limit.most)}"
+            said = f" (confidence {limit.confidence}: {limit.sources[-1]})" if limit in heeded() else ""
+            taken = f"{listed(systems)} takes {_size(limit.most)}{said}"
             yield Breach("", f"the weights take {_size(subject.weight_bytes)}; {taken}", None if sure else "warn")
 
 
