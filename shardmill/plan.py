@@ -277,8 +277,8 @@ def empty_parts(config: Config, a: Architecture, drafter: DrafterDescription | N
         chain = layers(0, of.layers, of, a.layers if drafter.lent else 0)
         specs = (spec(*drafter.first, of), replace(chain, lent=drafter.lent), spec("head", of.vocab, of))
         parts += [Part(name, each, drafter=True) for name, each in zip(DRAFT_PARTS, specs, strict=True)]
-    if config.images and a.tower:
-        parts += [Part(f"{TOWER}_{size}", tower_spec(a.tower, size)) for size in config.images.sizes]
+    if config.tower and a.tower:
+        parts += [Part(f"{TOWER}_{size}", tower_spec(a.tower, size)) for size in config.tower.sizes]
     return (*parts, table)
 
 

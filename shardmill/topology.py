@@ -36,8 +36,8 @@ from shardmill.models.architecture import (
 from shardmill.models.caches import RING, Shape
 from shardmill.models.contract import BLOCK, GraphSpec, most_tokens, window_slots
 from shardmill.models.encoder import with_answers
-from shardmill.models.interface import FIXED, HOST, TANH, TOWER
-from shardmill.models.part_kinds import constants, tower_constants, whole_spec
+from shardmill.models.interface import FIXED, HOST, TANH
+from shardmill.models.part_kinds import constants, tower_constants, tower_spec, whole_spec
 from shardmill.models.tower import TowerArchitecture
 from shardmill.plan import empty_parts
 from shardmill.weight_files import (
@@ -257,20 +257,33 @@ def misfits(config: Config, a: Architecture) -> list[str]:
 
 def _unfit_tower(config: Config, tower: TowerArchitecture | None) -> str:
     """Return why the tower's programs can't be built as the config wants them, or ''."""
-    if config.images is None or tower is None:
+    if config.tower is None or tower is None:
         return ""
+    sizes, key = config.tower.sizes, "images" if config.images else "audio"
+    if sound := tower.io.convolutions:
+        if uneven := [size for size in sizes if size % sound.frames]:
+            return f"audio.frames: {uneven[0]} is no multiple of the {sound.frames} frames of a chunk"
+        if sizes[-1] != (window := tower.host["window"]):
+            return f"audio.frames: layers see {window} frames at once, so the largest program has {window}"
+    elif problem := _unfit_patches(sizes, tower):
+        return problem
+    whole = tower_spec(tower, sizes[-1])
+    size = file_bytes(constants(whole), Recipe(config.tower.form))
+    if size > refused_over(config).most:
+        remedy = "`form: int8` halves it" if config.tower.form == FP16 else "this tower can't be built"
+        return refusal(config, key, "the tower", size, remedy)
+    return ""
+
+
+def _unfit_patches(sizes: Sequence[int], tower: TowerArchitecture) -> str:
+    """Return why a tower for images has no programs of these patches, or ''."""
     merged, sides = tower.io.merged, tower.host["merge"]
-    if "grid" in tower.host and config.images.sizes != (prod(tower.host["grid"]),):
+    if "grid" in tower.host and tuple(sizes) != (prod(tower.host["grid"]),):
         only = prod(tower.host["grid"])
-        return f"images.patches: {[*config.images.sizes]}, but the tower's images have {only} patches; write [{only}]"
-    if uneven := [size for size in config.images.sizes if size % merged]:
+        return f"images.patches: {[*sizes]}, but the tower's images have {only} patches; write [{only}]"
+    if uneven := [size for size in sizes if size % merged]:
         near = max(uneven[0] // merged, 1) * merged
         return f"images.patches: {uneven[0]} is no multiple of the {sides} x {sides} patches of a row; {near} is"
-    whole = GraphSpec(TOWER, tower.graph, tower.kinds, tower=tower.io, tokens=config.images.sizes[-1])
-    size = file_bytes(constants(whole), Recipe(config.images.form))
-    if size > refused_over(config).most:
-        remedy = "`form: int8` halves it" if config.images.form == FP16 else "this tower can't be built"
-        return refusal(config, "images", "the tower", size, remedy)
     return ""
 
 

@@ -237,9 +237,9 @@ def transformers_model(source: Path, weights: Mapping[str, Tensor] | None = None
 
 def auto_class(config: Any) -> Any:
     """Return transformers' auto class that makes a decoder of a config; some multimodal models have another one."""
-    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM, AutoModelForImageTextToText
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM, AutoModelForMultimodalLM
 
-    return AutoModelForCausalLM if type(config) in MODEL_FOR_CAUSAL_LM_MAPPING else AutoModelForImageTextToText
+    return AutoModelForCausalLM if type(config) in MODEL_FOR_CAUSAL_LM_MAPPING else AutoModelForMultimodalLM
 
 
 def dequantised(build: Build) -> dict[str, Tensor]:

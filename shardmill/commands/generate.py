@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from drafted_decoding import GenerationResult, PrefillEvent, TokenEvent
     from tokenizers import Tokenizer
 
-    from shardmill.media.prompt import SeenPicture
+    from shardmill.media.prompt import Seen
     from shardmill.runtime.label import Labelled, Reader
 
 
@@ -71,34 +71,42 @@ def _read_stdin() -> str:
         raise ShardmillError("standard input is not UTF-8 text") from error
 
 
-def _with_images(
-    build: Path, manifest: Mapping[str, Any], tokenizer: Tokenizer, text: str, files: Sequence[Path], policy: str
-) -> tuple[str, Sequence[int], list[SeenPicture]]:
-    """Return a prompt with images, its tokens, and the images as the model sees them.
+def _with_media(
+    build: Path,
+    manifest: Mapping[str, Any],
+    tokenizer: Tokenizer,
+    text: str,
+    files: Sequence[Path],
+    policy: str,
+    kind: str,
+) -> tuple[str, Sequence[int], list[Seen]]:
+    """Return a prompt with images or sounds, its tokens, and these as the model takes them.
 
-    The images and the text are one message of a user in the build's chat template. Without a template, the images
-    stand before the text.
+    They and the text are one message of a user in the build's chat template. Without a template, they stand before the
+    text. `kind` is image or audio, as the option is called.
 
     Raises:
-        ShardmillError: the build takes no images, or an image can't be used.
+        ShardmillError: the build takes none, or one can't be used.
     """
     from shardmill.serve.pictures import picture_reader
+    from shardmill.serve.sounds import sound_reader
     from shardmill.templates.render import load_template
 
-    reader = picture_reader(manifest, tokenizer)
+    reader: Any = picture_reader(manifest, tokenizer) if kind == "image" else sound_reader(manifest, tokenizer)
+    many = "images" if kind == "image" else kind
     if reader is None:
-        raise ShardmillError(f"{build}: takes no images: leave out --image, or build with `images` in the config")
+        raise ShardmillError(f"{build}: takes no {many}: leave out --{kind}, or build with `{many}` in the config")
     if policy == "slide":
-        raise ShardmillError("--image: a context that slides can't hold images; leave out --context-policy slide")
+        raise ShardmillError(f"--{kind}: a context that slides can't hold {many}; leave out --context-policy slide")
     if len(files) > reader.most:
-        raise ShardmillError(f"--image: there are {len(files)}, at most {reader.most} are allowed: give fewer")
+        raise ShardmillError(f"--{kind}: there are {len(files)}, at most {reader.most} are allowed: give fewer")
     pictures = [reader.see_file(file) for file in files]
     prompt, template = reader.prompt(pictures), load_template((build / manifest["tokenizer"]["path"]).parent)
     hidden = prompt.hide(text)
     if template is None:
         written = reader.rules.text.mark * len(pictures) + hidden
     else:
-        parts = [*({"type": "image"} for _ in pictures), {"type": "text", "text": hidden}]
+        parts = [*({"type": kind} for _ in pictures), {"type": "text", "text": hidden}]
         written = template([{"role": "user", "content": parts}])
     return text, prompt.tokens(written), pictures
 
@@ -182,6 +190,10 @@ def generate(
         list[Path] | None,
         typer.Option("--image", help="PNG, JPEG, WebP or GIF file to answer about; may be given several times."),
     ] = None,
+    sounds: Annotated[
+        list[Path] | None,
+        typer.Option("--audio", help="WAV, FLAC, Ogg or MP3 file to answer about; may be given several times."),
+    ] = None,
     max_new_tokens: Annotated[
         int, typer.Option("--max-new-tokens", "--max-tokens", min=1, help="Most tokens to generate.")
     ] = 128,
@@ -204,7 +216,6 @@ def generate(
     from drafted_decoding.drafters import TRAINED
 
     from shardmill.runtime import process
-    from shardmill.serve.pictures import picture_facts
 
     check_drafter(drafter, draft_build)
     check_policy(policy)
@@ -214,12 +225,15 @@ def generate(
     build = opened(build, ungated, context)
     manifest = read_checked(build, drafter, draft_build, context_policy, adapter)
     tokenizer = read_tokenizer(build / manifest["tokenizer"]["path"])
-    if images:
-        text, tokens, pictures = _with_images(build, manifest, tokenizer, text, images, context_policy)
+    if images and sounds:
+        raise ShardmillError("--audio: no build takes images as well; leave out one of the two")
+    if files := images or sounds:
+        kind = "image" if images else "audio"
+        text, tokens, pictures = _with_media(build, manifest, tokenizer, text, files, context_policy, kind)
     else:
         tokens, pictures = encode_beginning(tokenizer, text), []
     room = None if context_policy == "slide" else manifest["context"]
-    check_prompt(tokens, vocab=manifest["vocab"], room=room, beyond=bool(images))
+    check_prompt(tokens, vocab=manifest["vocab"], room=room, beyond=bool(pictures))
     engine = process.load_engine(build, precision)
     check_once(build, engine, precision, no_check)
     for row in {row.numbers: row for picture in pictures for row in picture.shown}.values():
@@ -241,7 +255,7 @@ def generate(
     result = consume(events, None if as_json else sys.stdout)
     if as_json:
         more = {"drafter": drafter, "engine": machine.engine_name(precision), "lossy": accept_top_p is not None}
-        more |= {"images": [picture_facts(picture) for picture in pictures]} if pictures else {}
+        more |= {pictures[0].kind[1]: [picture.facts() for picture in pictures]} if pictures else {}
         typer.echo(json.dumps({**_result_json(result), **more, **marked(manifest)}))
     else:
         typer.echo()

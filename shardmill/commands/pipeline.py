@@ -153,7 +153,11 @@ def _pass(plan: Preview) -> str:
 
 
 def _images(plan: Preview) -> str:
-    """Return what images take of the context; empty for a build without images."""
+    """Return what images or sounds take of the context; empty for a build of text alone."""
+    if plan.audio:
+        most, rows, frames = plan.audio
+        seconds = f"{frames / 100:g} s"  # Whisper's frames, and those of all whom its extractor serves
+        return f"\naudio: {most} sounds in a request, of {rows} tokens for {seconds}"
     if not plan.images:
         return ""
     most, rows, pixels, views = plan.images

@@ -31,7 +31,7 @@ from shardmill.commands.arguments import (
 from shardmill.commands.check import NoCheck, check_once
 from shardmill.errors import ShardmillError
 from shardmill.files import read_text
-from shardmill.runtime.manifest import ENCODER, RUNTIME, holds_encoder, open_gates, read_manifest, takes_images
+from shardmill.runtime.manifest import ENCODER, RUNTIME, holds_encoder, open_gates, read_manifest, takes_media
 from shardmill.serve.listening import UNIX, host_of, is_loopback, listening
 
 if TYPE_CHECKING:
@@ -98,7 +98,8 @@ LongestPrompt = Annotated[int | None, typer.Option(min=1, help=f"Longest prompt;
 LongestAnswer = Annotated[int | None, typer.Option(min=1, help=f"Longest answer; {LIMIT}.")]
 PLAIN_BODY, PICTURED_BODY = 1 << 20, 16 << 20  # bytes
 LongestBody = Annotated[
-    int | None, typer.Option(min=1, help="Longest request body; by default 1 MiB, and 16 MiB where images are taken.")
+    int | None,
+    typer.Option(min=1, help="Longest request body; by default 1 MiB, or 16 MiB with images or sounds."),
 ]
 Grace = Annotated[
     float,
@@ -186,7 +187,7 @@ def serve(
             queue=queue,
             prompt_tokens=max_prompt_tokens,
             max_tokens=max_tokens,
-            body_bytes=max_body_bytes or (PICTURED_BODY if takes_images(build) else PLAIN_BODY),
+            body_bytes=max_body_bytes or (PICTURED_BODY if takes_media(build) else PLAIN_BODY),
             grace_seconds=grace_seconds,
         ),
     )

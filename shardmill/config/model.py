@@ -289,6 +289,23 @@ class Convert:
 
 
 @dataclass(frozen=True, config=STRICT)
+class Audio:
+    """The sounds that a request may have, and the programs that turn them into rows."""
+
+    frames: Annotated[
+        tuple[Annotated[StrictInt, Field(ge=100, le=6000)], ...],
+        Field(min_length=1, max_length=8, description="Frames of 10 ms of each of the tower's programs, ascending."),
+    ] = (800,)
+    form: Annotated[Literal["fp16", "int8"], Field(description="The form of the tower's matrices.")] = "int8"
+    most: Annotated[Positive, Field(le=64, description="Sounds in one request.")] = 4
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Return the frames of each program, ascending."""
+        return tuple(sorted(self.frames))
+
+
+@dataclass(frozen=True, config=STRICT)
 class Images:
     """The images that a request may have, and the programs that turn them into rows."""
 
@@ -391,6 +408,10 @@ class Config:
     images: Annotated[
         Images | None, Field(description="Images beside text, for a model with a tower; without it, text alone.")
     ] = None
+    audio: Annotated[
+        Audio | None,
+        Field(description="Sounds beside text, for a model with such a tower; without it, text alone."),
+    ] = None
     tokens: Tokens = Tokens()
     program: Program = Program()
     head: Head = Head()
@@ -413,7 +434,12 @@ class Config:
     @property
     def recipe(self) -> Recipe:
         """Return the forms used to plan a build, with a tower's."""
-        return replace(self.convert.recipe, towers=self.images.form) if self.images else self.convert.recipe
+        return replace(self.convert.recipe, towers=self.tower.form) if self.tower else self.convert.recipe
+
+    @property
+    def tower(self) -> Images | Audio | None:
+        """Return the settings of the tower's programs, if the build has any."""
+        return self.images or self.audio
 
     @property
     def kind(self) -> str:
@@ -479,7 +505,7 @@ class Config:
             names.append(f"layers_{start:02d}_{end:02d}")
             names += [f"experts_{end - 1:02d}_{j}" for j in range(self.groups)]
         labels, drafts = (LABELS,) if self.program.labels else (), DRAFT_PARTS if self.drafter else ()
-        towers = [f"{TOWER}_{size}" for size in self.images.sizes] if self.images else ()
+        towers = [f"{TOWER}_{size}" for size in self.tower.sizes] if self.tower else ()
         return (*names, *(f"head_{j}" for j in range(self.slices)), *labels, *drafts, *towers)
 
     @property

@@ -113,8 +113,8 @@ def _kind_problems(config: Config) -> list[str]:
         return ["pooling: a model with `answers` gives no embeddings; leave it out"]
     if config.answers and len({*config.answers}) != max(len(config.answers), 2):
         return ["answers: give two different words or more"]
-    neutral: dict[str, object] = {"context": None, "experts": "dense", "images": None, "tokens": Tokens()}
-    neutral["drafter"] = None
+    neutral: dict[str, object] = {"context": None, "experts": "dense", "tokens": Tokens()}
+    neutral |= dict.fromkeys(("images", "audio", "drafter"))
     neutral |= {
         "program": Program(silu=config.program.silu, runs_on=config.program.runs_on),
         "head": Head(),
@@ -257,15 +257,17 @@ def _labels_problems(config: Config) -> list[str]:
 
 
 def _images_problems(config: Config) -> list[str]:
-    """Return settings that a build with images can't have, whatever its model."""
-    images = config.images
-    if images is None:
+    """Return settings that a build with images or sounds can't have, whatever its model."""
+    if config.tower is None:
         return []
-    if len({*images.patches}) < len(images.patches):
-        return ["images.patches: names one size twice"]
+    key, sizes = ("images", "patches") if config.images else ("audio", "frames")
+    if config.images and config.audio:
+        return ["audio: no model that can be built takes images as well; leave one of the two out"]
+    if len({*config.tower.sizes}) < len(config.tower.sizes):
+        return [f"{key}.{sizes}: names one size twice"]
     others = {"drafter": config.drafter, "convert.calibration": config.convert.calibration, "witness": config.witness}
     strange = [key for key, value in others.items() if value]
-    return [f"images: a build has them without `{strange[0]}`; leave one of the two out"] if strange else []
+    return [f"{key}: a build has them without `{strange[0]}`; leave one of the two out"] if strange else []
 
 
 def _contexts_problems(config: Config) -> list[str]:

@@ -131,13 +131,15 @@ def _make_constant(spec: Any, names: Collection[str]) -> None:
 
 @contextmanager
 def unmultiplied() -> Iterator[None]:
-    """Let convolutions of 1x1 return zeros, inside the `with` block, and not read their weights.
+    """Let convolutions return zeros, inside the `with` block, and not read their weights.
 
     A trace has no use for numbers, and PyTorch would copy each matrix to multiply by it.
     """
 
-    def zeros(x: Tensor, weight: Tensor, *_: Any) -> Tensor:
-        return x.new_zeros(()).expand(len(x), len(weight), *x.shape[2:])
+    def zeros(x: Tensor, weight: Tensor, _: Any, steps: Sequence[int], padding: Sequence[int], *__: Any) -> Tensor:
+        sides = zip(x.shape[2:], weight.shape[2:], steps, padding, strict=True)
+        left = [(side + 2 * more - kernel) // step + 1 for side, kernel, step, more in sides]
+        return x.new_zeros(()).expand(len(x), len(weight), *left)
 
     with torch.library._scoped_library("aten", "IMPL") as library:
         library.impl("_convolution", zeros, "CPU")

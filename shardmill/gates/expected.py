@@ -28,10 +28,22 @@ from shardmill.gates.stored import StoredWeights
 from shardmill.gates.thresholds import THRESHOLDS
 from shardmill.gates.tower import TowerReference
 from shardmill.models.architecture import CLASSIFY
-from shardmill.models.part_kinds import PART_KINDS, pass_inputs
+from shardmill.models.part_kinds import PART_KINDS, inputs, pass_inputs
 from shardmill.plan import Part
 from shardmill.runtime.engine import Table
-from shardmill.runtime.expected import ABOUT, FORMAT, LARGEST, PLACES, ROWS, below, grids, lengths_of, rows, spread
+from shardmill.runtime.expected import (
+    ABOUT,
+    FORMAT,
+    LARGEST,
+    PLACES,
+    ROWS,
+    below,
+    grids,
+    lengths_of,
+    made_columns,
+    rows,
+    spread,
+)
 
 MOST_BYTES = 1_000_000  # of all results of a build
 PROMPT, ANSWER = 16, 8  # tokens
@@ -337,12 +349,10 @@ def record_tower(
         source: the checkpoint's folder.
         stored: the package's weights.
     """
-    assert part.spec.tower is not None
-    reference, channels = TowerReference(source), part.spec.tower.column // rules["frames"]
-    every = grids(part.spec.tokens, rules)
+    reference, every, x = TowerReference(source), grids(part.spec.tokens, rules), inputs(part.spec)["x"]
 
     def run() -> list[Tensor]:
-        made = [rows(place, 0, down * across, channels).T.copy() for down, across in every]
+        made = [made_columns([int(n) for n in x], place, 0, grid, rules) for grid in every]
         whole = [reference.rows(each, grid, rules, stored) for each, grid in zip(made, every, strict=True)]
         return [each[spread(len(each))] for each in whole]
 

@@ -1,9 +1,10 @@
-"""Parity of a tower's program: rows for made-up images, against transformers' tower, on the three questions.
+"""Parity of a tower's program: rows for made-up images or sounds, against transformers', on the three questions.
 
 Whether a row is right shows in fp32 alone: another epsilon or another kind of GELU moves a row by less than rounding to
 fp16 does. So transformers computes with the package's weights, and the program in fp32. Images do not fill the bucket
 and are not square where the tower takes such, and one of them is faint: where its patches meet the table of positions,
-almost nothing is left, so that the epsilons of norms count.
+almost nothing is left, so that the epsilons of norms count. A sound's last chunk is cut, and a faint sound is one whose
+convolutions the positions, which are the host's, almost undo.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import numpy as np
 import torch
 from kit_runner.figures import relative_error
 from torch import Tensor, nn
-from torch.nn.functional import cosine_similarity
+from torch.nn.functional import conv2d, cosine_similarity, gelu, pad
 
 from shardmill.gates.measurement import Measurement
 from shardmill.gates.naming import Weights, loading
@@ -29,21 +30,21 @@ from shardmill.gates.replacements import without_weights
 from shardmill.gates.stored import StoredWeights
 from shardmill.machine import is_portable, load_programs_as
 from shardmill.models.hf_config import load_whole_config
-from shardmill.models.part_kinds import interface
-from shardmill.models.tower import COLOURS, TABLE
+from shardmill.models.part_kinds import inputs, interface
+from shardmill.models.tower import COLOURS, CONVOLUTIONS, TABLE
 from shardmill.plan import Part
-from shardmill.runtime.expected import grids, rows
+from shardmill.runtime.expected import grids, made_columns
 from shardmill.runtime.kv import Floats
 from shardmill.runtime.program import Program, reused
-from shardmill.runtime.tower import Grid, laid, places, tower_arrays
+from shardmill.runtime.tower import Grid, laid, places, tokens_of, tower_arrays
 
-KIND = "AutoModelForImageTextToText"
+KIND = "AutoModelForMultimodalLM"
 FAINT, FAINTNESS = "faint", 0.1  # an image, and what is left of its patches in shares of what the table gives
 LOUD = 10.0  # noise in what fills a bucket up
 
 
 class TowerReference:
-    """Transformers' modules that make rows of images, without weights until they run."""
+    """Transformers' modules that make rows of images or sounds, without weights until they run."""
 
     def __init__(self, source: Path) -> None:
         """Build the model on the meta device; `source` is the checkpoint's folder."""
@@ -58,22 +59,49 @@ class TowerReference:
         decoder = self.model.get_decoder()
         self.modules = {f"model.{n}.": each for n, each in self.model.named_children() if each is not decoder}
         self.tower = nn.ModuleList(self.modules.values())
+        if hearing := getattr(self.model, "audio_tower", None):  # whose positions are in no checkpoint
+            self.waves = hearing.positional_embedding
+            self.waves.positional_embedding = self.waves.compute_default_singular_positional_embedding()
 
     @torch.no_grad()
-    def rows(self, columns: Floats, grid: Grid, rules: Mapping[str, Any], weights: Weights) -> Tensor:
-        """Return the rows of an image, [h * w / merge^2, d].
+    def rows(
+        self,
+        columns: Floats,
+        grid: Grid,
+        rules: Mapping[str, Any],
+        weights: Weights,
+        positions: Floats | None = None,
+    ) -> Tensor:
+        """Return the rows of an image or of a window of a sound, [rows, d].
 
         Args:
             columns: see `tower_arrays`.
             grid: see `tower_arrays`.
             rules: model.json's `tower`.
             weights: returns the tower's tensors by name.
+            positions: of a sound's chunk, [1, channels, 1, rows], instead of transformers' own.
         """
+        if "chunk" in rules:
+            return self._heard(torch.from_numpy(columns), rules, weights, positions)
         with loading(self.modules, self.origins, weights, return_heap):
             pixels = self._arguments(torch.from_numpy(columns), grid, rules)
             features: Any = self.model.get_image_features(**pixels, return_dict=True).pooler_output
         whole: Tensor = features if isinstance(features, Tensor) else torch.cat([*features])
         return whole.reshape(-1, whole.shape[-1])
+
+    def _heard(self, frames: Tensor, rules: Mapping[str, Any], weights: Weights, positions: Floats | None) -> Tensor:
+        """Return the rows of a window, as `rows` does; whole chunks of frames come with a mask of what is there."""
+        count, usual = frames.shape[1], self.waves.positional_embedding
+        filled = pad(frames, (0, -count % rules["chunk"]))[None]
+        present = (torch.arange(filled.shape[2]) < count).long()[None]
+        if positions is not None:
+            self.waves.positional_embedding = torch.from_numpy(positions[0, :, 0].T.copy())
+        try:
+            with loading(self.modules, self.origins, weights, return_heap):
+                result: Tensor = self.model.get_audio_features(filled, present, return_dict=True).pooler_output
+        finally:
+            self.waves.positional_embedding = usual
+        return result
 
     def _arguments(self, columns: Tensor, grid: Grid, rules: Mapping[str, Any]) -> dict[str, Tensor]:
         """Return the arguments of `get_image_features`, by whether it takes patches or pixels."""
@@ -96,21 +124,26 @@ class TowerReference:
 
 @dataclass(frozen=True)
 class Image:
-    """A made-up image: its patches' columns [colours * patch * patch, h * w], and its grid."""
+    """A made-up image: its patches' columns [colours * patch * patch, h * w], and its grid.
+
+    Or a made-up window of a sound: its frames [bins, frames], and for a faint one the positions of a chunk.
+    """
 
     name: str
     columns: Floats
     grid: Grid
+    positions: Floats | None = None
 
 
 def images(part: Part, rules: Mapping[str, Any], stored: StoredWeights) -> Iterator[Image]:
     """Yield the images on which a bucket's program is compared."""
-    assert part.spec.tower is not None
-    channels, made = part.spec.tower.column // rules["frames"], list[Image]()
+    x, made = [int(extent) for extent in inputs(part.spec)["x"]], list[Image]()
     for number, grid in enumerate(grids(part.spec.tokens, rules)):
-        columns = rows(number, 0, grid[0] * grid[1], channels).T.copy()
-        made.append(Image(f"{grid[0]} x {grid[1]}", columns, grid))
+        made.append(Image(f"{grid[0]} x {grid[1]}", made_columns(x, number, 0, grid, rules), grid))
     yield from made
+    if "chunk" in rules:
+        yield faint_sound(part, rules, stored)
+        return
     yield Image(FAINT, faint(part, rules, stored, made[0]), made[0].grid)
 
 
@@ -137,6 +170,23 @@ def faint(part: Part, rules: Mapping[str, Any], stored: StoredWeights, like: Ima
     return exact
 
 
+def faint_sound(part: Part, rules: Mapping[str, Any], stored: StoredWeights) -> Image:
+    """Return a sound of equal chunks, and positions that leave FAINTNESS of what the convolutions make of a chunk."""
+    assert part.spec.tower is not None and part.spec.tower.convolutions is not None
+    sound, x = part.spec.tower.convolutions, [int(extent) for extent in inputs(part.spec)["x"]]
+    frames = made_columns(x, len(FAINT), 0, (1, sound.frames), rules)
+    made = torch.from_numpy(frames)[None, None].double()
+    for name in CONVOLUTIONS:
+        kernel = stored.values(f"{name}.weight").double().reshape(sound.channels, -1, 3, 3)
+        bias = stored.values(f"{name}.bias").double().flatten()
+        made = gelu(conv2d(made, kernel, bias, 2, 1))
+    made = conv2d(made, stored.values("patch.weight").double().reshape(-1, sound.channels, sound.height, 1))
+    spread = torch.randn(made.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    positions = FAINTNESS * made.square().mean().sqrt() * spread - made
+    chunks = part.spec.tokens // sound.tokens
+    return Image(FAINT, np.tile(frames, chunks), (1, chunks * sound.frames), positions.float().numpy())
+
+
 def tower_parity(
     program: Path, part: Part, rules: Mapping[str, Any], source: Path, stored: StoredWeights
 ) -> Iterator[Measurement]:
@@ -153,7 +203,7 @@ def tower_parity(
     made, original = [*images(part, rules, stored)], checkpoint_weights(source)
     with load_programs_as("fp32"):
         for image in made:
-            expected = reference.rows(image.columns, image.grid, rules, stored).numpy()
+            expected = reference.rows(image.columns, image.grid, rules, stored, image.positions).numpy()
             if is_portable():
                 again = partial(_run, loaded, part, rules, image)
                 name = "faint_error" if image.name == FAINT else "tower_error"
@@ -172,13 +222,18 @@ def tower_parity(
 def _run(
     loaded: Callable[[], Program], part: Part, rules: Mapping[str, Any], image: Image, noise: float = 0.0
 ) -> Floats:
-    """Return the program's rows for an image, [h * w / merge^2, d]; noise fills the bucket up in place of zeros."""
-    arrays, count = tower_arrays(rules, part.spec.tokens, image.columns, image.grid), image.columns.shape[1]
+    """Return the program's rows for an image, [rows, d]; noise fills the bucket up in place of zeros.
+
+    A sound's last chunk is filled up with silence, as transformers does; noise is in the chunks after it.
+    """
+    arrays, count = tower_arrays(rules, part.spec.tokens, image.columns, image.grid), tokens_of(rules, image.grid)
+    arrays |= {} if image.positions is None else {"positions": image.positions}
     generator = np.random.default_rng(0)
-    for name in ("x", "positions") if noise else ():
-        if name in arrays:
-            rest = arrays[name][:, :, count:]
-            rest[:] = noise * generator.standard_normal(rest.shape)
+    after = {name: arrays[name][:, :, count:] for name in ("x", "positions") if name in arrays}
+    if "chunk" in rules:
+        after = {"x": arrays["x"][-(-count // rules["rows"]) :]}
+    for rest in after.values() if noise else ():
+        rest[:] = noise * generator.standard_normal(rest.shape)
     hidden = loaded()(arrays)
     outputs: Floats = np.ascontiguousarray(hidden[0, :, : count // rules["merge"] ** 2, 0].T)
     return outputs

@@ -8,8 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from shardmill.errors import CheckpointError
+from shardmill.files import load_json
+from shardmill.media.image_rules import Placeholder
 from shardmill.media.mel import MelRules
 from shardmill.media.processors import SETTINGS, processor_settings
+from shardmill.media.sound_rules import SoundRules, Transcription
 
 HIGHEST = 8000.0  # Hz; a constant in the code of Whisper's and Qwen3-ASR's extractors
 EXTRACTORS = {  # the class of transformers -> its module in transformers.models
@@ -20,6 +23,37 @@ EXTRACTORS = {  # the class of transformers -> its module in transformers.models
 }
 UNSAID = ("dither", "do_normalize", "preemphasis", "fft_overdrive", "per_bin_mean", "per_bin_stddev")
 GRANITE = {"sampling_rate": 16000, "n_fft": 512, "win_length": 400, "hop_length": 160, "n_mels": 80}  # its defaults
+
+
+# What stands for a sound in a prompt, written in the code of transformers' processors, by the feature extractor.
+ASR_TEXT = "<asr_text>"
+TEXTS = {"Qwen3ASRFeatureExtractor": Placeholder(mark="<|audio_pad|>", row="<|audio_pad|>")}
+
+
+def checkpoint_sound_rules(source: Path, tower: Mapping[str, Any]) -> SoundRules:
+    """Return the rules for a checkpoint's sounds, whose tower has the rules `tower`, see runtime/tower.py.
+
+    Raises:
+        CheckpointError: if there are no rules for its feature extractor, or its tower or tokenizer contradicts them.
+    """
+    mel, settings = checkpoint_mel_rules(source), processor_settings(source, "feature_extractor", "a sound")
+    name = str(settings.get("feature_extractor_type", ""))
+    config = load_json(source / "config.json")
+    if name not in TEXTS:
+        raise CheckpointError(f"{source / SETTINGS}: sounds of {name} have no place in a prompt that is known here")
+    bins = config["audio_config"].get("num_mel_bins", mel.bins)
+    chunk = 2 * settings.get("n_window", tower["chunk"] // 2)
+    if (mel.bins, chunk) != (bins, tower["chunk"]):
+        theirs = f"frames of {mel.bins} bins, {chunk} in a chunk"
+        raise CheckpointError(f"{source}: its feature extractor has {theirs}; config.json: {bins}, {tower['chunk']}")
+    added = {one["content"]: one["id"] for one in load_json(source / "tokenizer.json").get("added_tokens", ())}
+    row = TEXTS[name].row
+    if (known := added.get(row)) is not None and known != config.get("audio_token_id", known):
+        raise CheckpointError(f"{source}: {row} is token {known}, config.json has {config['audio_token_id']}")
+    processing = importlib.import_module(f"transformers.models.{EXTRACTORS[name]}.processing_{EXTRACTORS[name]}")
+    languages = dict(processing.LANGUAGE_CODE_TO_NAME)
+    asked = Transcription("language {language}" + ASR_TEXT, ASR_TEXT, languages)
+    return SoundRules(mel, tower["window"], tower["chunk"], tower["rows"], TEXTS[name], asked)
 
 
 def checkpoint_mel_rules(source: Path) -> MelRules:

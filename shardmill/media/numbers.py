@@ -9,11 +9,12 @@ from __future__ import annotations
 import hashlib
 
 from shardmill.media.pixels import View
+from shardmill.media.sound_rules import Window
 
 BITS = 62  # a number fits into 64 bits beside any vocabulary; of a million rows, two agree once in ten million times
 
 
-def row_numbers(view: View, build: str, vocab: int, count: int) -> tuple[int, ...]:
+def row_numbers(view: View | Window, build: str, vocab: int, count: int) -> tuple[int, ...]:
     """Return the numbers of a view's rows.
 
     Args:

@@ -1,4 +1,4 @@
-"""A conversation with pictures as tokens: each placeholder of the chat template becomes a picture's rows.
+"""A conversation with pictures or sounds as tokens: each placeholder of the chat template becomes one's rows.
 
 What looks like a placeholder in somebody's text stays text: it is hidden from the template, and from the tokenizer's
 list of special tokens.
@@ -18,6 +18,9 @@ from shardmill.media.layout import Layout, placeholder_text
 from shardmill.media.numbers import row_numbers
 from shardmill.media.pictures import LIMITS, ImageLimits, open_picture
 from shardmill.media.pixels import View, views
+from shardmill.media.sound_rules import SoundRules, Window, windows
+from shardmill.media.sounds import LIMITS as SOUND_LIMITS
+from shardmill.media.sounds import SoundLimits, open_sound
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -27,7 +30,7 @@ if TYPE_CHECKING:
 class Row:
     """The rows of a view: what the tower makes them from, and their numbers."""
 
-    view: View
+    view: View | Window
     numbers: tuple[int, ...]
 
 
@@ -45,10 +48,62 @@ class SeenPicture:
     layout: Layout
     shown: tuple[Row, ...]
 
+    kind = ("image", "images")  # as an answer's usage names one, and several
+
     @property
     def numbers(self) -> tuple[int, ...]:
         """Return the numbers of all its rows, in their order in a prompt."""
         return tuple(number for row in self.shown for number in row.numbers)
+
+    def placeholder(self, rules: Any) -> str:
+        """Return the text that takes its place in a prompt."""
+        return placeholder_text(rules, self.layout)
+
+    def facts(self) -> dict[str, Any]:
+        """Return what an answer says of it: its size, what it became, and the tokens that it takes."""
+        width, height = self.layout.resized[-1]
+        return {"size": [*self.size], "resized": [width, height], "tokens": len(self.numbers)}
+
+
+@dataclass(frozen=True, eq=False)
+class HeardSound:
+    """A sound as a model hears it.
+
+    Attributes:
+        seconds: its length.
+        shown: its windows, each with the numbers of its rows.
+    """
+
+    seconds: float
+    shown: tuple[Row, ...]
+
+    kind = ("audio", "sounds")
+
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        """Return the numbers of all its rows, in their order in a prompt."""
+        return tuple(number for row in self.shown for number in row.numbers)
+
+    def placeholder(self, rules: Any) -> str:
+        """Return the text that takes its place in a prompt."""
+        return str(rules.text.row) * len(self.numbers)
+
+    def facts(self) -> dict[str, Any]:
+        """Return what an answer says of it: its length, and the tokens that it takes."""
+        return {"seconds": round(self.seconds, 2), "tokens": len(self.numbers)}
+
+
+Seen = SeenPicture | HeardSound
+
+
+def hear_sound(
+    content: bytes, rules: SoundRules, build: str, vocab: int, limits: SoundLimits = SOUND_LIMITS
+) -> HeardSound:
+    """Decode a sound, and turn it into windows for a model; arguments and errors are those of `see_picture`."""
+    samples = open_sound(content, rules.mel.rate, limits)
+    heard = windows(rules, samples)
+    shown = [Row(view, row_numbers(view, build, vocab, rules.rows_of(view.grid[1]))) for view in heard]
+    return HeardSound(len(samples) / rules.mel.rate, tuple(shown))
 
 
 def see_picture(content: bytes, rules: ImageRules, build: str, vocab: int, limits: ImageLimits = LIMITS) -> SeenPicture:
@@ -76,12 +131,12 @@ class PicturePrompt:
     Args:
         rules: the model's rules.
         tokenizer: the model's tokenizer.
-        pictures: the pictures, in the order of their places in the conversation.
+        pictures: the pictures or the sounds, in the order of their places in the conversation.
     """
 
-    def __init__(self, rules: ImageRules, tokenizer: Tokenizer, pictures: Sequence[SeenPicture]) -> None:
+    def __init__(self, rules: ImageRules | SoundRules, tokenizer: Tokenizer, pictures: Sequence[Seen]) -> None:
         self._rules, self._tokenizer, self._pictures = rules, tokenizer, pictures
-        self._texts = [placeholder_text(rules, picture.layout) for picture in pictures]
+        self._texts = [picture.placeholder(rules) for picture in pictures]
         added = {token.content: number for number, token in tokenizer.get_added_tokens_decoder().items()}
         self._added = set(added.values())
         row = tokenizer.token_to_id(rules.text.row)
@@ -110,7 +165,8 @@ class PicturePrompt:
         pieces = re.split(f"({re.escape(self._rules.text.mark)}|{self._mark}[0-9]{{4}})", text)
         places = pieces.count(self._rules.text.mark)
         if places != len(self._pictures):
-            raise MediaError(f"the chat template shows {places} of {len(self._pictures)} pictures: send fewer")
+            kind = "sounds" if isinstance(self._rules, SoundRules) else "pictures"
+            raise MediaError(f"the chat template shows {places} of {len(self._pictures)} {kind}: send fewer")
         whole, plain, left = "", list[tuple[int, int]](), iter(self._texts)
         for piece in pieces:
             if piece in self._shown:

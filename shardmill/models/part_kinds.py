@@ -21,6 +21,7 @@
             embedded [1, d, T, 1]
     tower   x [1, ., T, 1], positions [1, ., T, 1]                      none                 hidden [1, d, T / ., 1]
             rope_cos, rope_sin [T, rope_dim / 2], key_mask [1, 1, 1, T]
+            or x [., 1, ., .], positions [1, ., 1, .], key_mask
 
 contract.py says what the letters and the arrays mean. A part of kind "fuse" projects the n taps of a token to d
 channels. A part of kind "join" makes the stream of a drafter of another width than the model's m. Its x has a token's
@@ -273,9 +274,9 @@ def encoder_spec(a: Architecture, start: int, end: int) -> GraphSpec:
     return replace(whole, layers=whole.layers[start:end], ends=ends)
 
 
-def tower_spec(tower: TowerArchitecture, patches: int) -> GraphSpec:
-    """Return the spec of a tower's program for a bucket of patches."""
-    return GraphSpec(TOWER, tower.graph, tower.kinds, tower=tower.io, tokens=patches)
+def tower_spec(tower: TowerArchitecture, size: int) -> GraphSpec:
+    """Return the spec of a tower's program for a bucket of patches or frames."""
+    return GraphSpec(TOWER, tower.graph, tower.kinds, tower=tower.io, tokens=tower.io.tokens(size))
 
 
 def tower_constants(a: Architecture) -> Shapes:

@@ -13,9 +13,19 @@ from shardmill.models.interface import LABELS, TOWER
 from shardmill.models.low_rank import layer_adapter
 from shardmill.models.mixture import RoutedExperts
 from shardmill.models.part_kinds import computed, inputs, traced_inputs
-from shardmill.models.primitives import ACTIVATIONS, LayerNorm, RMSNorm, cap, projection, scale, unquantized
+from shardmill.models.primitives import (
+    ACTIVATIONS,
+    LayerNorm,
+    RMSNorm,
+    cap,
+    convolution,
+    gelu_erf,
+    projection,
+    scale,
+    unquantized,
+)
 from shardmill.models.shared import LayerCaches, Shared
-from shardmill.models.tower import TABLE, Step
+from shardmill.models.tower import CONVOLUTIONS, TABLE, Step
 
 
 def _register_computed(part: nn.Module, spec: GraphSpec) -> None:
@@ -171,14 +181,19 @@ class EncoderPart(nn.Module):
 
 
 class TowerPart(nn.Module):
-    """What makes rows of the decoder's width of patches: the contract's part of kind "tower"."""
+    """What makes rows of the decoder's width of patches or frames: the contract's part of kind "tower"."""
 
     def __init__(self, spec: GraphSpec, weights: Weights) -> None:
         super().__init__()
         assert spec.tower is not None
         g, self.io = spec.graph, spec.tower
         self.spec, self.names, self.hidden = spec, list(inputs(spec)), g.hidden
-        self.patch = projection(weights["patch.weight"], weights.get("patch.bias"))
+        if sound := self.io.convolutions:
+            for name in CONVOLUTIONS:
+                setattr(self, name, convolution(weights[f"{name}.weight"], (3, 3), weights[f"{name}.bias"], 2, 1))
+            self.patch = convolution(weights["patch.weight"], (sound.height, 1))
+        else:
+            self.patch = projection(weights["patch.weight"], weights.get("patch.bias"))
         if self.io.places:
             self.position_table = unquantized(weights[TABLE])
         self.layers = nn.ModuleDict({str(i): Layer(g, kind, i, weights) for i, kind in spec.layers})
@@ -196,7 +211,13 @@ class TowerPart(nn.Module):
     def forward(self, x: Tensor, *rest: Tensor) -> Tensor:
         arrays = dict(zip(self.names[1:], rest, strict=True))
         shared = Shared(self.spec, arrays, {})
-        x = self.patch(x)
+        if self.io.convolutions:
+            for name in CONVOLUTIONS:
+                x = gelu_erf(getattr(self, name)(x))
+            x = self.patch(x) + arrays["positions"]  # [chunks, d, 1, tokens of each]
+            x = x.transpose(0, 1).reshape(1, self.hidden, -1, 1)
+        else:
+            x = self.patch(x)
         if self.io.places:
             rows = arrays["positions"].reshape(1, 1, self.io.places, -1)
             x = x + torch.matmul(self.position_table, rows).reshape(1, self.hidden, -1, 1)

@@ -312,6 +312,18 @@ def projection(weight: Tensor, bias: Tensor | None = None) -> nn.Conv2d:
     return conv
 
 
+def convolution(
+    weight: Tensor, kernel: tuple[int, int], bias: Tensor | None = None, step: int = 1, padding: int = 0
+) -> nn.Conv2d:
+    """Return a convolution of [out, in * kernel] weights over [n, in, height, width]."""
+    rows, columns = weight.shape[0], weight.shape[1] // (kernel[0] * kernel[1])
+    conv = nn.Conv2d(columns, rows, kernel, step, padding, bias=bias is not None, device="meta")
+    conv.weight = nn.Parameter(weight.reshape(rows, columns, *kernel), requires_grad=False)
+    if bias is not None:
+        conv.bias = nn.Parameter(bias, requires_grad=False)
+    return conv
+
+
 def apply_rotary(x: Tensor, cos: Tensor, sin: Tensor, sizes: tuple[int, int]) -> Tensor:
     """Return rotary embedding of the first dimensions of each head; the rest passes through.
 

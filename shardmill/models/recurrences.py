@@ -141,7 +141,7 @@ class RgLru:
 
 RECURRENCES: Mapping[str, type] = {"delta": DeltaNet, "mamba": Mamba2, "rg_lru": RgLru}
 ALWAYS_WRITTEN = ("delta", "mamba")  # in the files of every build, null in those of a model without such layers
-LATER = ("tower",)  # fields that files of older builds lack, and that only parts which have them write
+LATER = ("tower", "convolutions")  # fields that files of older builds lack, and that only parts which have them write
 
 
 def written(fields: Iterable[tuple[str, Any]]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Towers as data: what turns the patches of an image into rows of the decoder's width, one program for each bucket.
+"""Towers as data: what turns an image's patches, or a sound's frames, into rows of the decoder's width.
 
 A tower is a part of kind "tower". Its layers are those of any model (models/blocks.py), and its tokens are patches,
 which see one another. What is peculiar stands before and after the layers, in `TowerIO`. One program of a bucket of T
@@ -13,6 +13,12 @@ The inputs, for a bucket of T patches:
     rope_cos, rope_sin  [T, head_dim / 2]
     key_mask            [1, 1, 1, T]               0, and -1e4 for what fills the bucket up
     hidden              [1, width, T / merged, 1]  the output: rows in the place of embedding rows
+
+A tower for sounds has chunks of frames in the place of patches, and three convolutions make r tokens of a chunk. A
+bucket of n chunks has T = n r tokens. Other inputs than above are:
+
+    x                   [n, 1, bins, frames]       log-mel numbers
+    positions           [1, layers' width, 1, r]   what is added to the tokens of each chunk
 """
 
 from __future__ import annotations
@@ -32,6 +38,7 @@ if TYPE_CHECKING:
 COLOURS = 3
 KEY_MASK = "key_mask"
 TABLE = "position_table"
+CONVOLUTIONS = ("conv1", "conv2", "conv3")
 
 
 @dataclass(frozen=True)
@@ -46,14 +53,46 @@ class Step:
 
 
 @dataclass(frozen=True)
+class Convolutions:
+    """Three convolutions of 3 x 3 with steps of two, each with an activation: the numbers of a chunk of a sound."""
+
+    bins: int  # of a frame
+    frames: int  # of a chunk
+    channels: int  # of each convolution
+
+    @property
+    def height(self) -> int:
+        """Return what is left of the bins."""
+        return thrice_halved(self.bins)
+
+    @property
+    def tokens(self) -> int:
+        """Return the tokens of a chunk."""
+        return thrice_halved(self.frames)
+
+
+def thrice_halved(count: int) -> int:
+    """Return what three steps of two leave of a count."""
+    for _ in range(3):
+        count = (count + 1) // 2
+    return count
+
+
+@dataclass(frozen=True)
 class TowerIO:
     """What stands before and after a tower's layers, in the order of a pass."""
 
-    column: int  # numbers of a patch
+    column: int  # numbers of a patch, or of a token after the convolutions
     places: int = 0  # rows of the table of positions; 0 without a table
     patch_bias: bool = True
     merged: int = 1  # neighbouring patches that become one row, their channels side by side
     connector: tuple[Step, ...] = ()
+    convolutions: Convolutions | None = None  # before the layers of a tower for sounds
+
+    def tokens(self, size: int) -> int:
+        """Return the tokens of a bucket, given its patches or frames."""
+        sound = self.convolutions
+        return size // sound.frames * sound.tokens if sound else size
 
     @property
     def width(self) -> int:
@@ -103,6 +142,12 @@ def inputs_of_tower(spec: GraphSpec) -> dict[str, Shape]:
     io, patches = spec.tower, spec.tokens
     assert io is not None
     turned = any(kind.rope for _, kind in spec.layers)
+    if sound := io.convolutions:
+        return {
+            "x": (patches // sound.tokens, 1, sound.bins, sound.frames),
+            "positions": (1, spec.graph.hidden, 1, sound.tokens),
+            KEY_MASK: (1, 1, 1, patches),
+        }
     return {
         "x": (1, io.column, patches, 1),
         **({"positions": (1, io.places, patches, 1)} if io.places else {}),
@@ -115,7 +160,11 @@ def constants_of_tower(spec: GraphSpec) -> dict[str, Shape]:
     """Return the weights of a tower's program by path, in order; the table of positions stays in fp16."""
     io, g = spec.tower, spec.graph
     assert io is not None
-    shapes = projection_constants("patch", g.hidden, io.column, io.patch_bias)
+    shapes: dict[str, Shape] = {}
+    if sound := io.convolutions:
+        for name, columns in zip(CONVOLUTIONS, (1, sound.channels, sound.channels), strict=True):
+            shapes |= projection_constants(name, sound.channels, columns * 9, True)
+    shapes |= projection_constants("patch", g.hidden, io.column, io.patch_bias)
     shapes |= {TABLE: (1, g.hidden, io.places)} if io.places else {}
     for i, kind in spec.layers:
         shapes |= {f"layers.{i}.{role}": shape for role, shape in layer_constants(g, kind).items()}

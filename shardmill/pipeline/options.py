@@ -92,8 +92,8 @@ def recipe_files(config: Config) -> list[str]:
 
 
 def tower_form(config: Config) -> str:
-    """Return the form of a tower's matrices; "" for a build without images."""
-    return config.images.form if config.images else ""
+    """Return the form of a tower's matrices; "" for a build of text alone."""
+    return config.tower.form if config.tower else ""
 
 
 def calibrates(config: Config) -> bool:

@@ -32,7 +32,7 @@ from shardmill.models.part_kinds import table_constants
 from shardmill.pipeline.costs import Costs, costs
 from shardmill.pipeline.resolve import check_labels, describe_drafter, described_to_fit, fitted, plan_sizes
 from shardmill.pipeline.snakefile import file_problems
-from shardmill.pipeline.steps.split import answer_tokens, ignored, image_rules, read_out
+from shardmill.pipeline.steps.split import answer_tokens, ignored, media_rules, read_out
 from shardmill.pipeline.traffic import PassTraffic, TrafficLength, pass_traffic, stored_weights, traffic_lengths
 from shardmill.plan import Part, empty_parts, tensor_shapes
 from shardmill.runtime.windows import is_exact
@@ -100,6 +100,7 @@ class Preview:
         images: empty for a build without images. The most images of a request; of what the tower sees at once, an image
             or a tile of one, the most rows and pixels; and how often it sees an image at most, 0 if that is unknown,
             because the checkpoint is not on this machine.
+        audio: the most sounds of a request, then the rows and the frames of a window; empty for a build without sounds.
         task: what the model is for, as the hub calls it.
         windows: how an encoder that labels tokens reads texts longer than its buckets: "exact" or "approximate", see
             runtime/windows.py; "" for other models.
@@ -143,6 +144,7 @@ class Preview:
     head_slices: int
     buckets: tuple[int, ...]
     images: tuple[int, ...]
+    audio: tuple[int, ...]
     task: str
     windows: str
     weight_file_limit: int
@@ -223,6 +225,9 @@ def preview(config: Config) -> Preview:
         head_slices=0 if a.ends else chosen.slices,
         buckets=chosen.sizes,
         images=_images(config, model),
+        audio=(config.audio.most, a.tower.io.tokens(config.audio.sizes[-1]), config.audio.sizes[-1])
+        if config.audio and a.tower
+        else (),
         task=a.task,
         windows=_windows(a, chosen.sizes),
         weight_file_limit=limit.most,
@@ -319,7 +324,7 @@ def _images(config: Config, model: ModelDescription) -> tuple[int, ...]:
     views, source = 0, Path(config.source.path or "")
     if config.source.path and source.is_dir():
         with suppress(CheckpointError):  # which `_file_fault` reports
-            known = image_rules(config, model, source)["images"]
+            known = media_rules(config, model, source)["images"]
             views = most_views(read_image_rules({key: value for key, value in known.items() if key != "most"}))
     patches = images.sizes[-1]
     return images.most, patches // tower.io.merged, patches * tower.host["patch"] ** 2, views
@@ -335,7 +340,7 @@ def _file_fault(config: Config, model: ModelDescription) -> str:
         return ""
     try:
         read_out(config, model, source)
-        image_rules(config, model, source)
+        media_rules(config, model, source)
         if config.answers and (source / "tokenizer.json").is_file():
             answer_tokens(source, config.answers)
     except (CheckpointError, ConfigError) as error:

@@ -238,7 +238,7 @@ def _described(config: Config, folder: Path) -> ModelDescription:
     with quiet_transformers():
         hf = load_hf_config(folder)
         model = model_description(family(hf.model_type, config.kind), hf, config.length)
-        model = with_tower(model, folder) if config.images else model
+        model = with_tower(model, folder, "images" if config.images else "audio") if config.tower else model
     return as_configured(config, model)
 
 

@@ -276,7 +276,8 @@ def _recipe_faults(records: Records) -> Iterator[Fault]:
             )
     if precision in RULES:
         wanted = replace(RULES[precision], matrices=search["forms"]) if search else RULES[precision]
-        wanted = replace(wanted, towers=(records.config.get("images") or {}).get("form", ""))
+        of_tower = records.config.get("images") or records.config.get("audio") or {}
+        wanted = replace(wanted, towers=of_tower.get("form", ""))
         asked = wanted.within({path: one for part in records.parts.values() for path, one in part.named_shapes.items()})
         if (records.recipe.default, records.recipe.matrices) != (asked["default"], asked["matrices"]):
             yield RECIPE, f"is not what convert.precision: {precision} gives"

@@ -45,7 +45,7 @@ from shardmill.runtime.manifest import (
 )
 from shardmill.runtime.program import Program
 from shardmill.runtime.rows import Grid, HeldRows
-from shardmill.runtime.tower import Tower
+from shardmill.runtime.tower import Tower, rows_of
 
 EMBEDDING, SCALE = "embedding", ".scale"
 
@@ -224,7 +224,7 @@ class Engine:
         return self._adapter
 
     def show(self, numbers: Sequence[int], columns: Floats, grid: Grid) -> None:
-        """Let the tower compute the rows of a picture, and hold them.
+        """Let the tower compute the rows of a picture or of a window of a sound, and hold them.
 
         Args:
             numbers: of the rows, see media/numbers.py.
@@ -235,9 +235,8 @@ class Engine:
             ShardmillError: if the build has no tower, or no program of it takes the picture.
         """
         if self.tower is None:
-            raise ShardmillError("the build takes no images: it has no tower")
-        merge = self.tower.rules["merge"]
-        self.hold(numbers, self.tower.rows(columns, grid), (grid[0] // merge, grid[1] // merge))
+            raise ShardmillError("the build takes text alone: it has no tower")
+        self.hold(numbers, self.tower.rows(columns, grid), rows_of(self.tower.rules, grid))
 
     def hold(self, numbers: Sequence[int], rows: Floats, grid: Grid) -> None:
         """Hold the rows of a picture, see `HeldRows.hold`."""

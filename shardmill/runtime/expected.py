@@ -22,6 +22,7 @@ from shardmill import files
 from shardmill.errors import ShardmillError
 from shardmill.files import parse_json
 from shardmill.machine import is_portable, load_programs_as, native_call
+from shardmill.models.tower import KEY_MASK
 from shardmill.runtime.bundles import reshaping
 from shardmill.runtime.kv import Floats, KVLayout
 from shardmill.runtime.manifest import bucket_of, of_drafter, reshape_frequency
@@ -117,12 +118,16 @@ def grids(bucket: int, rules: Mapping[str, Any]) -> list[tuple[int, int]]:
     """Return the grids of patches with which a tower's program is run: rows and columns of each.
 
     The first does not fill the bucket and is not square, the second is the smallest, and the third fills it. A tower
-    that takes images of one size only has that grid alone.
+    that takes images of one size only has that grid alone. Of a tower for sounds, the last chunk of the first is cut.
 
     Args:
-        bucket: patches of the program.
+        bucket: tokens of the program.
         rules: model.json's `tower`.
     """
+    if "chunk" in rules:
+        whole = bucket // rules["rows"] * rules["chunk"]
+        cut = max(whole - 2 * rules["chunk"], 0) + rules["chunk"] * 3 // 8  # a chunk at least is left, or most of one
+        return [(1, frames) for frames in dict.fromkeys([cut, 1, whole])]
     if "grid" in rules:
         return [tuple(rules["grid"])]
     merge = rules["merge"]
@@ -132,6 +137,20 @@ def grids(bucket: int, rules: Mapping[str, Any]) -> list[tuple[int, int]]:
     tall = next(n for n in range(isqrt(room), 0, -1) if room % n == 0)
     chosen = dict.fromkeys([(down, across), (1, 1), (room // tall, tall)])
     return [(rows_down * merge, columns * merge) for rows_down, columns in chosen]
+
+
+def made_columns(x: Sequence[int], seed: int, exponent: int, grid: tuple[int, int], rules: Mapping[str, Any]) -> Floats:
+    """Return made-up columns of an image of patches, or of a window's frames, as `Tower.rows` takes them.
+
+    Args:
+        x: the shape of the program's input.
+        seed: see `rows`.
+        exponent: see `rows`.
+        grid: rows and columns of patches, or 1 and the number of frames.
+        rules: model.json's `tower`.
+    """
+    numbers = x[2] if "chunk" in rules else x[1] // rules["frames"]
+    return rows(seed, exponent, grid[0] * grid[1], numbers).T.copy()
 
 
 @dataclass(frozen=True)
@@ -322,10 +341,10 @@ def encoder_errors(encoder: Encoder, name: str, recorded: Recorded) -> Iterator[
 
 def tower_errors(tower: Tower, part: Mapping[str, Any], recorded: Recorded) -> Iterator[tuple[str, float]]:
     """Do what `decoder_errors` does for a program of a tower; `part` is its entry in model.json."""
-    bucket, seed, rules = part["inputs"]["x"][2], recorded.seeds["x"], tower.rules
+    bucket, seed, rules = part["inputs"][KEY_MASK][-1], recorded.seeds["x"], tower.rules
     for grid in grids(bucket, rules):
-        count, channels = grid[0] * grid[1], part["inputs"]["x"][1] // rules["frames"]
-        outputs = tower.rows(rows(*seed, count, channels).T, grid, bucket) / np.float32(rules["scale"])
+        columns = made_columns(part["inputs"]["x"], *seed, grid, rules)
+        outputs = tower.rows(columns, grid, bucket) / np.float32(rules["scale"])
         way = f"{grid[0]} x {grid[1]}"
         yield way, _error(outputs[spread(len(outputs))], recorded, way)
 

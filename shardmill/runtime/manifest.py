@@ -62,10 +62,11 @@ FEATURES: dict[str, Callable[[Mapping[str, Any]], bool]] = {  # a name in `uses`
     "adapters": lambda content: "adapters" in content,
     "dense": lambda content: "dense" in content,
     "labels": lambda content: any(part["kind"] == LABELS for part in content["parts"]),
-    "images": lambda content: TOWER in content,
+    "images": lambda content: "images" in content,
+    "audio": lambda content: "audio" in content,
     UNGATED: lambda content: UNGATED in content,
 }
-OF_IMAGES = (TOWER, "images")  # keys that only builds with a tower have
+OF_TOWERS = (TOWER, "images", "audio")  # keys that only builds with a tower have
 DISTANCES = {True: ("band", "reach"), False: ("window",)}  # numbers or null, by "is an encoder"
 COMPLETE: Keys = {**RUNTIME, "packages": dict, "texts": dict}  # the keys that `verify` reads
 COMPLETE_ENCODER: Keys = {**ENCODER, "packages": dict, "texts": dict}
@@ -131,8 +132,8 @@ def holds_encoder(build: Path) -> bool:
     return MARK in json_object(build / "model.json")
 
 
-def takes_images(build: Path) -> bool:
-    """Return whether a build has a tower for images; False if it can't be read, which its reader will report."""
+def takes_media(build: Path) -> bool:
+    """Return whether a build takes images or sounds; False if it can't be read, which its reader will report."""
     return TOWER in json_object(build / "model.json")
 
 
@@ -245,12 +246,12 @@ def of_drafter(content: Mapping[str, Any]) -> dict[str, Any]:
 def own_chain(content: Mapping[str, Any]) -> dict[str, Any]:
     """Return plan.json's or model.json's content with the programs of the model's passes only."""
     parts = [part for part in content["parts"] if not is_apart(part["name"])]
-    return {**{key: value for key, value in content.items() if key not in ("drafter", *OF_IMAGES)}, "parts": parts}
+    return {**{key: value for key, value in content.items() if key not in ("drafter", *OF_TOWERS)}, "parts": parts}
 
 
 def of_the_stack(content: Mapping[str, Any]) -> dict[str, Any]:
-    """Return plan.json's or model.json's content without the programs for labels and for images."""
-    rest = {key: value for key, value in content.items() if key not in OF_IMAGES}
+    """Return plan.json's or model.json's content without the programs for labels and of a tower."""
+    rest = {key: value for key, value in content.items() if key not in OF_TOWERS}
     return {**rest, "parts": [part for part in content["parts"] if part["kind"] not in (LABELS, TOWER)]}
 
 
@@ -411,7 +412,7 @@ def runtime_manifest(
         **({"recurrent": plan["recurrent"]} if "recurrent" in plan else {}),
         "eos_token_ids": plan["eos_token_ids"],
         **({"drafter": plan["drafter"]} if "drafter" in plan else {}),
-        **{key: plan[key] for key in OF_IMAGES if key in plan},
+        **{key: plan[key] for key in OF_TOWERS if key in plan},
     }
     return decoder | {"uses": _used(decoder)}
 

@@ -1,4 +1,4 @@
-"""The tower of a built model: from the patches of an image to rows in the place of embedding rows.
+"""The tower of a built model: from an image's patches or a sound's frames to rows in the place of embedding rows.
 
 The rules by which the host makes a program's inputs are in model.json, under `tower`:
 
@@ -17,6 +17,15 @@ The rules by which the host makes a program's inputs are in model.json, under `t
     axes       which axis of a row's position turns each frequency of the decoder: time, height or width (0 to 2)
 
 Patches come in blocks of merge x merge, one block after the other, row by row, and in a block row by row.
+
+A tower for sounds has these rules, beside `merge`, which is 1, and `scale`:
+
+    chunk      frames that convolutions and positions see
+    rows       that a whole chunk becomes; the last chunk of a sound may be shorter
+    window     frames that layers see at once, which is a whole number of chunks
+    waves      positions are sines, then cosines, of as many frequencies as half the `channels`: from 1 to 1 / `base`
+
+A sound's grid is (1, frames), of a window at most, and its rows lie side by side.
 """
 
 from __future__ import annotations
@@ -30,12 +39,27 @@ from numpy.typing import NDArray
 
 from shardmill.errors import ShardmillError
 from shardmill.models.interface import TOWER
-from shardmill.models.tower import KEY_MASK
+from shardmill.models.tower import KEY_MASK, thrice_halved
 from shardmill.runtime.kv import MASKED, Floats
 from shardmill.runtime.pack import bucket_for
 from shardmill.runtime.program import Program
 
 Grid = tuple[int, int]  # rows and columns
+
+
+def tokens_of(tower: Mapping[str, Any], grid: Grid) -> int:
+    """Return how many tokens of a tower's program an image or a window of a sound fills."""
+    if "chunk" not in tower:
+        return grid[0] * grid[1]
+    chunk, rows = int(tower["chunk"]), int(tower["rows"])
+    return grid[1] // chunk * rows + thrice_halved(grid[1] % chunk)
+
+
+def rows_of(tower: Mapping[str, Any], grid: Grid) -> Grid:
+    """Return the grid of an image's or a window's rows, given that of its patches or frames."""
+    if "chunk" in tower:
+        return 1, tokens_of(tower, grid)
+    return grid[0] // tower["merge"], grid[1] // tower["merge"]
 
 
 def places(grid: Grid, merge: int) -> NDArray[np.int64]:
@@ -93,9 +117,12 @@ def tower_arrays(tower: Mapping[str, Any], bucket: int, columns: Floats, grid: G
     Args:
         tower: model.json's `tower`.
         bucket: patches of the program.
-        columns: the numbers of the patches, [colours * patch * patch, h * w], of an image or a tile of an image.
-        grid: how many patches the image has from top to bottom and from left to right.
+        columns: the numbers of the patches, [colours * patch * patch, h * w], of an image or a tile of an image; or of
+            a sound's frames, [bins, frames].
+        grid: how many patches the image has from top to bottom and from left to right; of a sound, 1 and its frames.
     """
+    if "chunk" in tower:
+        return _sound_arrays(tower, bucket, columns)
     at = places(grid, tower["merge"])
     count = len(at)
     arrays = {"x": _filled(laid(columns, tower), bucket)}
@@ -109,6 +136,27 @@ def tower_arrays(tower: Mapping[str, Any], bucket: int, columns: Floats, grid: G
         arrays |= {"rope_cos": np.cos(angles), "rope_sin": np.sin(angles)}
     arrays[KEY_MASK] = np.where(np.arange(bucket) < count, np.float32(0), MASKED)[None, None, None]
     return arrays
+
+
+def _sound_arrays(tower: Mapping[str, Any], bucket: int, frames: Floats) -> dict[str, Floats]:
+    """Return the inputs of a bucket's program for a window's frames [bins, n]; the bucket is in rows."""
+    chunk, rows = tower["chunk"], tower["rows"]
+    filled = np.zeros((len(frames), bucket // rows * chunk), np.float32)
+    filled[:, : frames.shape[1]] = frames
+    count = tokens_of(tower, (1, frames.shape[1]))
+    return {
+        "x": np.ascontiguousarray(filled.reshape(len(frames), -1, 1, chunk).transpose(1, 2, 0, 3)),
+        "positions": _waves(rows, **tower["waves"]),
+        KEY_MASK: np.where(np.arange(bucket) < count, np.float32(0), MASKED)[None, None, None],
+    }
+
+
+def _waves(rows: int, channels: int, base: float) -> Floats:
+    """Return what is added to the rows of a chunk, [1, channels, 1, rows]; in fp32 step by step, as PyTorch does."""
+    half = channels // 2
+    slower = np.float32(-np.log(base) / max(half - 1, 1)) * np.arange(half, dtype=np.float32)
+    turned = np.arange(rows, dtype=np.float32) * np.exp(slower)[:, None]
+    return np.concatenate([np.sin(turned), np.cos(turned)])[None, :, None]
 
 
 def _filled(values: Floats, bucket: int) -> Floats:
@@ -129,18 +177,18 @@ class Tower:
             root: the folder that the manifest's paths are relative to.
         """
         self.rules: Mapping[str, Any] = manifest[TOWER]
-        self.programs: dict[int, Program] = {}  # by the patches of the bucket
+        self.programs: dict[int, Program] = {}  # by the tokens of the bucket
         for part in manifest["parts"]:
             if part["kind"] == TOWER:
-                self.programs[part["inputs"]["x"][2]] = Program(root / part["program"]["path"], part)
+                self.programs[part["inputs"][KEY_MASK][-1]] = Program(root / part["program"]["path"], part)
 
     @property
     def most(self) -> int:
-        """Return the patches of the largest bucket."""
+        """Return the tokens of the largest bucket."""
         return max(self.programs)
 
     def rows(self, columns: Floats, grid: Grid, bucket: int | None = None) -> Floats:
-        """Return the rows of an image, or of a tile, in the scale of the embedding table: [h * w / merge^2, d].
+        """Return the rows of an image, a tile or a window, in the scale of the embedding table: [rows, d].
 
         Args:
             columns: see `tower_arrays`.
@@ -150,13 +198,15 @@ class Tower:
         Raises:
             ShardmillError: if the grid does not divide into blocks, or no bucket is large enough.
         """
-        count, merge = grid[0] * grid[1], self.rules["merge"]
-        if min(grid) < 1 or any(extent % merge for extent in grid) or count != columns.shape[1]:
+        count, merge = tokens_of(self.rules, grid), self.rules["merge"]
+        if min(grid) < 1 or any(extent % merge for extent in grid) or grid[0] * grid[1] != columns.shape[1]:
             raise ShardmillError(f"{grid[0]} x {grid[1]} patches are no blocks of {merge} x {merge}")
         try:
             bucket = bucket or bucket_for(tuple(self.programs), count)
         except ValueError as error:
-            raise ShardmillError(f"an image of {count} patches: the largest program takes {self.most}") from error
+            what = "a window of" if "chunk" in self.rules else "an image of"
+            what += f" {grid[1]} frames" if "chunk" in self.rules else f" {count} patches"
+            raise ShardmillError(f"{what}: the largest program takes {self.most}") from error
         program = self.programs[bucket]
         hidden = program(tower_arrays(self.rules, bucket, columns, grid))  # [1, d, T / merge^2, 1]
         rows: Floats = hidden[0, :, : count // merge**2, 0].T * np.float32(self.rules["scale"])

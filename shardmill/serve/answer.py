@@ -16,11 +16,10 @@ from typing import ClassVar
 
 from drafted_decoding import FinishReason, GenerationResult, PrefillEvent, PromptLogprob, TokenEvent
 
-from shardmill.media.prompt import SeenPicture
+from shardmill.media.prompt import Seen
 from shardmill.serve.jobs import Item, Work
 from shardmill.serve.logprobs import LEAST, Json, LogprobLog, TokenLogprob, chat_logprobs, text_logprobs
 from shardmill.serve.model import Model
-from shardmill.serve.pictures import picture_facts
 from shardmill.serve.protocol import ApiError
 from shardmill.serve.requests import ChatRequest, CompletionRequest, StreamOptions
 from shardmill.serve.thoughts import ThoughtReader, answer_deltas
@@ -306,9 +305,7 @@ class Answer:
         return {"shardmill": content} if content else {}
 
 
-def usage(
-    results: Sequence[GenerationResult], reasoning: int, n: int = 1, pictures: Sequence[SeenPicture] = ()
-) -> Json:
+def usage(results: Sequence[GenerationResult], reasoning: int, n: int = 1, pictures: Sequence[Seen] = ()) -> Json:
     """Return OpenAI's `usage` of all choices; each prompt counts once, and an end-of-text token as generated.
 
     Args:
@@ -321,8 +318,9 @@ def usage(
     prompt = sum(done.prompt_tokens for done in first)
     details: Json = {"cached_tokens": sum(done.reused_tokens for done in first)}
     if pictures:
-        facts = [picture_facts(picture) for picture in pictures]
-        details |= {"image_tokens": sum(fact["tokens"] for fact in facts), "images": facts}
+        facts = [picture.facts() for picture in pictures]
+        kind, many = pictures[0].kind
+        details |= {f"{kind}_tokens": sum(fact["tokens"] for fact in facts), many: facts}
     return {
         "prompt_tokens": prompt,
         "completion_tokens": generated,

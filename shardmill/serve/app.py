@@ -33,6 +33,7 @@ from shardmill.serve.requests import ChatRequest, CompletionRequest, DetokenizeR
 from shardmill.serve.responses import ResponsesRequest
 from shardmill.serve.responses_answer import ResponsesAnswer
 from shardmill.serve.stream import EventStream, take_all, while_connected
+from shardmill.serve.transcribe import add_transcriptions
 
 
 def add_pages(
@@ -241,7 +242,7 @@ def create_app(model: Model, worker: Worker, metrics: Metrics, settings: Setting
     @app.post("/v1/responses", response_model=None)
     async def responses(body: ResponsesRequest, request: Request) -> Response:
         """Answer a conversation in the form of OpenAI's Responses API, without stored answers."""
-        chat = body.as_chat(images=model.pictures is not None)
+        chat = body.as_chat(media={"images": model.pictures, "audio": model.sounds})
         make = partial(ResponsesAnswer, body, chat, model)
         response = await answer(chat, request, chats, make, _asker(body, request))
         response.headers.update(body.headers)
@@ -278,4 +279,5 @@ def create_app(model: Model, worker: Worker, metrics: Metrics, settings: Setting
             raise
         return json_response(form.whole(answers))
 
+    add_transcriptions(app, model, partial(answer, threads=chats))
     return admitted(app, settings, metrics)

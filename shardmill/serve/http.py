@@ -48,6 +48,7 @@ ENDPOINTS = (
     "/v1/chat/completions",
     "/v1/responses/input_tokens",
     "/v1/responses",
+    "/v1/audio/transcriptions",
     "/v1/label",
     "/v1/embeddings",
     "/v1/rerank",

@@ -14,7 +14,7 @@ from itertools import chain
 
 from drafted_decoding import GenerationResult, LabelScores, Options, PrefillEvent, TokenEvent
 
-from shardmill.media.prompt import SeenPicture
+from shardmill.media.prompt import Seen
 from shardmill.serve.protocol import ApiError
 
 
@@ -36,7 +36,7 @@ class Work:
     eos: tuple[int, ...]
     adapter: str | None = None
     thinks: bool = False
-    pictures: tuple[SeenPicture, ...] = ()
+    pictures: tuple[Seen, ...] = ()
 
 
 @dataclass(frozen=True)

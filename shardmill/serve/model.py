@@ -31,6 +31,7 @@ from shardmill.runtime.manifest import read_manifest, verify_width
 from shardmill.serve.pictures import PictureReader, picture_reader
 from shardmill.serve.protocol import invalid
 from shardmill.serve.requests import ChatRequest, GenerationRequest
+from shardmill.serve.sounds import SoundReader, sound_reader
 from shardmill.serve.tools import ToolFormat, find_format
 from shardmill.templates.render import ChatTemplate, TemplateFacts, load_template, turn_end
 from shardmill.templates.thoughts import CHANNEL, ThoughtFormat, find_thoughts
@@ -178,6 +179,7 @@ class Model:
         build: the folder with the model's adapters; None: it takes none.
         checked: what `shardmill check` found of it on this machine; empty: nothing was compared.
         pictures: what reads the pictures of requests; None: it takes none.
+        sounds: what reads the sounds of requests; None: it takes none.
     """
 
     name: str
@@ -200,6 +202,7 @@ class Model:
     build: Path | None = None
     checked: str = ""
     pictures: PictureReader | None = None
+    sounds: SoundReader | None = None
     _grammar: Lock = field(default_factory=Lock, repr=False, compare=False)
     _prepared: list[GrammarTokenizer] = field(default_factory=list, repr=False, compare=False)
 
@@ -344,6 +347,7 @@ def load_model(
         threads=engine.threads,
         build=build if "adapters" in manifest else None,
         pictures=picture_reader(manifest, tokenizer),
+        sounds=sound_reader(manifest, tokenizer),
     )
 
 

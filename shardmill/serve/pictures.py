@@ -32,7 +32,7 @@ IDLE = 16_384  # rows that no answer uses and that are held for later turns: 256
 
 @dataclass(frozen=True)
 class PictureReader:
-    """What reads the pictures of requests to a build with a tower.
+    """What reads the pictures of requests to a build with a tower for images.
 
     Attributes:
         rules: how a picture becomes views and text.
@@ -105,12 +105,6 @@ def picture_bytes(uri: str) -> bytes:
         raise MediaError("the image's url holds no base64") from error
 
 
-def picture_facts(picture: SeenPicture) -> dict[str, Any]:
-    """Return what an answer says of a picture: its size, what it became, and the tokens that it takes."""
-    width, height = picture.layout.resized[-1]
-    return {"size": [*picture.size], "resized": [width, height], "tokens": len(picture.numbers)}
-
-
 class Shower(Protocol):
     """An engine with a tower."""
 
@@ -122,7 +116,7 @@ class Shower(Protocol):
 
 
 class Gallery:
-    """The pictures whose rows an engine holds: those that answers use, and the last others, for later turns.
+    """The pictures and sounds whose rows an engine holds: those that answers use, and the last others, for later turns.
 
     Args:
         engine: the engine, which alone has the rows.

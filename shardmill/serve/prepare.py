@@ -22,14 +22,23 @@ from drafted_decoding.drafters import TRAINED
 from pydantic import ValidationError
 
 from shardmill.errors import MediaError
-from shardmill.media.prompt import SeenPicture
+from shardmill.media.prompt import Seen
 from shardmill.serve.answer_grammar import COMPACT, choice_answer, closed, json_value, regex_answer, write_answer
 from shardmill.serve.decide import DecideRequest, place_of, split_labels
 from shardmill.serve.jobs import DecideWork, Work
 from shardmill.serve.model import Model, Settings
-from shardmill.serve.pictures import picture_bytes
-from shardmill.serve.protocol import NO_IMAGES, ApiError, FunctionDefinition, NamedTool, first_complaint, invalid
+from shardmill.serve.pictures import PictureReader, picture_bytes
+from shardmill.serve.protocol import (
+    NO_IMAGES,
+    NO_SOUNDS,
+    ApiError,
+    FunctionDefinition,
+    NamedTool,
+    first_complaint,
+    invalid,
+)
 from shardmill.serve.requests import ChatRequest, CompletionRequest, GenerationRequest, TokenizeRequest
+from shardmill.serve.sounds import SoundReader, sound_bytes
 from shardmill.serve.tool_grammar import write_grammar
 from shardmill.serve.tools import FORMATS
 
@@ -72,7 +81,7 @@ def prepare(request: CompletionRequest | ChatRequest, model: Model, settings: Se
         raise invalid(
             f"the request asks for {request.choices} answers, at most {most} find a place: ask for fewer", "n"
         )
-    thinks, pictures = False, list[SeenPicture]()
+    thinks, pictures = False, list[Seen]()
     if isinstance(request, ChatRequest):
         pictures = _seen(request, model, settings)
         text, tokens = _chat_prompt(request, model, pictures)
@@ -130,31 +139,47 @@ def _drafter(request: GenerationRequest, model: Model, settings: Settings) -> st
     return drafter
 
 
-def _seen(request: ChatRequest, model: Model, settings: Settings) -> list[SeenPicture]:
-    """Return the pictures of a conversation as the model sees them. Raises ApiError if one can't be used."""
-    if not request.images:
+def _seen(request: ChatRequest, model: Model, settings: Settings) -> list[Seen]:
+    """Return the pictures or sounds of a conversation as the model takes them. Raises ApiError if one can't be used."""
+    if not (request.images or request.sounds):
         return []
-    if model.pictures is None:
-        first = next(place for place, message in enumerate(request.messages) if message.images)
-        raise invalid(f"messages.{first}.content: {NO_IMAGES}", "messages")
+    for place, message in enumerate(request.messages):
+        if message.images and model.pictures is None:
+            raise invalid(f"messages.{place}.content: {NO_IMAGES}", "messages")
+        if message.sounds and model.sounds is None:
+            raise invalid(f"messages.{place}.content: {NO_SOUNDS}", "messages")
+    what = "images" if request.images else "audio"
     if settings.context_policy == "slide":
-        raise invalid("a context that slides can't hold images: the server was started with --context-policy slide")
+        raise invalid(f"a context that slides can't hold {what}: the server was started with --context-policy slide")
     if request.prompt_logprobs is not None:
-        raise invalid("prompt_logprobs can't be had of a prompt with images: leave one of them out", "prompt_logprobs")
+        raise invalid(f"prompt_logprobs can't be had of a prompt with {what}: leave one of them out", "prompt_logprobs")
     try:
-        if len(request.images) > model.pictures.most:  # before any is decoded
-            model.pictures.see([b""] * len(request.images))
-        return [one for url in request.images for one in model.pictures.see([picture_bytes(url)])]
+        return [
+            *_read(model.pictures, request.images, picture_bytes),
+            *_read(model.sounds, request.sounds, sound_bytes),
+        ]
     except MediaError as error:
         raise invalid(str(error), "messages") from error
 
 
-def _chat_prompt(request: ChatRequest, model: Model, pictures: Sequence[SeenPicture]) -> tuple[str, Sequence[int]]:
+def _read(
+    reader: PictureReader | SoundReader | None, sent: Sequence[str], content: Callable[[str], bytes]
+) -> list[Seen]:
+    """Return what a reader makes of pictures or sounds, one by one. Raises MediaError if there are too many."""
+    if reader is None:
+        return []
+    if len(sent) > reader.most:  # before any is decoded
+        reader.see([b""] * len(sent))
+    return [one for each in sent for one in reader.see([content(each)])]
+
+
+def _chat_prompt(request: ChatRequest, model: Model, pictures: Sequence[Seen]) -> tuple[str, Sequence[int]]:
     """Return a conversation as text, in which pictures are marks, and its tokens with their rows."""
-    if not pictures or model.pictures is None:
+    reader: Any = model.sounds if request.sounds else model.pictures  # no model has both
+    if not pictures or reader is None:
         text = _chat_text(request, model)
         return text, model.encode(text, special=False)
-    prompt = model.pictures.prompt(pictures)
+    prompt = reader.prompt(pictures)
     text = _chat_text(request, model, prompt.hide)
     try:
         return text, prompt.tokens(text)
@@ -170,8 +195,9 @@ def _chat_text(request: ChatRequest, model: Model, hide: Callable[[Any], Any] | 
         model: the model.
         hide: keeps what looks like an image's place in somebody's text from the template; None: there are no images.
     """
-    if request.images and hide is None:
-        raise invalid("images are for /v1/chat/completions and /v1/responses: send text alone", "messages")
+    if (request.images or request.sounds) and hide is None:
+        what = "images are" if request.images else "audio is"
+        raise invalid(f"{what} for /v1/chat/completions and /v1/responses: send text alone", "messages")
     if model.template is None:
         raise invalid(f"{model.name!r} has no chat template: use /v1/completions", code="no_chat_template")
     if request.functions and model.tools is None:

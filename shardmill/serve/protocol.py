@@ -174,8 +174,23 @@ class ImagePart(Strict):
     image_url: ImageUrl
 
 
+class Sound(Strict):
+    """The object `input_audio`: a file in base64. What it holds says the format; the name of one is not needed."""
+
+    data: str
+    format: Literal["wav", "mp3", "flac", "ogg"] | None = None
+
+
+class SoundPart(Strict):
+    """A part of a user's message that is a sound."""
+
+    type: Literal["input_audio"]
+    input_audio: Sound
+
+
 NO_IMAGES = "this model takes no images: send text alone"
-MEDIA = {"input_audio": "audio", "audio_url": "audio", "video_url": "videos", "file": "files", "input_file": "files"}
+NO_SOUNDS = "this model takes no audio: send text alone"
+MEDIA = {"audio_url": "audio", "video_url": "videos", "file": "files", "input_file": "files"}
 
 
 def _without_media(content: Any) -> Any:
@@ -258,11 +273,11 @@ class AllowedTools(Strict):
 
 
 class ChatMessage(Strict):
-    """A message; its content may have several parts: texts, and of a user images."""
+    """A message; its content may have several parts: texts, and of a user images or sounds."""
 
     accepted = frozenset({"annotations", "parsed"})  # fields of answers, present when a client sends an answer back
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: Annotated[str | list[TextPart | RefusalPart | ImagePart] | None, WithoutMedia] = None
+    content: Annotated[str | list[TextPart | RefusalPart | ImagePart | SoundPart] | None, WithoutMedia] = None
     refusal: str | None = None
     name: str | None = None
     tool_calls: list[ToolCall] | None = None
@@ -276,8 +291,9 @@ class ChatMessage(Strict):
             raise ValueError(f"a message of role {self.role} can't have tool_calls")
         if self.content is None and not (self.tool_calls or self.thought or self.refusal):
             raise ValueError("content is missing: only a message with tool_calls or a thought may leave it out")
-        if self.images and self.role != "user":
-            raise ValueError(f"a message of role {self.role} can't have images: only a user's can")
+        if (self.images or self.sounds) and self.role != "user":
+            what = "images" if self.images else "audio"
+            raise ValueError(f"a message of role {self.role} can't have {what}: only a user's can")
         if self.role == "tool" and not self.tool_call_id:
             raise ValueError("a message of role tool needs the tool_call_id of the call that it answers")
         return self
@@ -293,16 +309,25 @@ class ChatMessage(Strict):
         parts = self.content if isinstance(self.content, list) else []
         return [part.image_url.url for part in parts if isinstance(part, ImagePart)]
 
+    @property
+    def sounds(self) -> list[str]:
+        """Return its sounds in base64, in order."""
+        parts = self.content if isinstance(self.content, list) else []
+        return [part.input_audio.data for part in parts if isinstance(part, SoundPart)]
+
     def as_template_input(self) -> dict[str, Any]:
         """Return the message as templates expect it; `developer` is the newer name of `system`, unknown to them.
 
-        Content with images has its parts, and an image in it is only its place.
+        Content with images or sounds has its parts, and an image or a sound in it is only its place.
         """
         parts = self.refusal if self.content is None else self.content
         content: Any = parts if isinstance(parts, str) else "".join(getattr(part, "text", "") for part in parts or ())
-        if self.images and isinstance(parts, list):
+        if (self.images or self.sounds) and isinstance(parts, list):
+            kinds = {ImagePart: "image", SoundPart: "audio"}
             content = [
-                {"type": "image"} if isinstance(part, ImagePart) else {"type": "text", "text": part.text}
+                {"type": "text", "text": part.text}
+                if isinstance(part, TextPart | RefusalPart)
+                else {"type": kinds[type(part)]}
                 for part in parts
             ]
         message: dict[str, Any] = {"role": "system" if self.role == "developer" else self.role, "content": content}

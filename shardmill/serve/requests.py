@@ -279,6 +279,11 @@ class ChatRequest(GenerationRequest):
         """Return the addresses of all images, in order."""
         return [url for message in self.messages for url in message.images]
 
+    @property
+    def sounds(self) -> list[str]:
+        """Return all sounds in base64, in order."""
+        return [data for message in self.messages for data in message.sounds]
+
     def conversation(self) -> list[dict[str, Any]]:
         """Return the messages as templates expect them; a tool's message gets the name of the function called."""
         names = {call.id: call.function.name for message in self.messages for call in message.tool_calls or ()}

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
-from typing import Annotated, Any, Literal, Self
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Annotated, Any, Literal, Self, TypeGuard
 
 from pydantic import Field, ModelWrapValidatorHandler, PrivateAttr, ValidationError, field_validator, model_validator
 
@@ -17,8 +18,10 @@ from shardmill.serve.protocol import (
     MOST_TOOLS,
     NO_EFFECT,
     NO_IMAGES,
+    NO_SOUNDS,
     Effort,
     RefusalPart,
+    SoundPart,
     Strict,
     TextPart,
     WithoutMedia,
@@ -61,7 +64,7 @@ class InputItem(Strict):
         "reasoning",
     ] = "message"
     role: Literal["system", "developer", "user", "assistant"] | None = None
-    content: Annotated[str | list[InputPart | RefusalPart | InputImage] | None, WithoutMedia] = None
+    content: Annotated[str | list[InputPart | RefusalPart | InputImage | SoundPart] | None, WithoutMedia] = None
     call_id: str | None = None
     name: str | None = None
     arguments: str | None = None
@@ -89,14 +92,16 @@ class InputItem(Strict):
         for name in needed:
             if getattr(self, name) is None:
                 raise ValueError(f"an item of type {self.type} needs {name}")
-        if self.has_images and self.role != "user":
-            raise ValueError(f"a message of role {self.role} can't have images: only a user's can")
+        if (what := self.media) and self.role != "user":
+            raise ValueError(f"a message of role {self.role} can't have {what}: only a user's can")
         return self
 
     @property
-    def has_images(self) -> bool:
-        """Return whether a part of its content is an image."""
-        return isinstance(self.content, list) and any(isinstance(part, InputImage) for part in self.content)
+    def media(self) -> str:
+        """Return what its content has beside text: images or audio; "" for nothing."""
+        parts = self.content if isinstance(self.content, list) else []
+        kinds = ("images" if isinstance(part, InputImage) else "audio" for part in parts if _is_medium(part))
+        return next(kinds, "")
 
     @property
     def called(self) -> Json | None:
@@ -220,18 +225,19 @@ class ResponsesRequest(Strict):
         """Return whether the answer tells its tokens' log-probabilities."""
         return "message.output_text.logprobs" in (self.include or ())
 
-    def as_chat(self, *, images: bool = False) -> ChatRequest:
+    def as_chat(self, media: Mapping[str, object] = MappingProxyType({})) -> ChatRequest:
         """Return the chat request for the same answer.
 
         Args:
-            images: whether the model takes images.
+            media: what the model takes, images or audio; the values of others are None.
 
         Raises:
             ApiError: if a chat request can't ask for this.
         """
-        pictured = [place for place, item in enumerate(self.input) if item.has_images]
-        if pictured and not images:
-            raise invalid(f"input.{pictured[0]}.content: {NO_IMAGES}", "input")
+        for place, item in enumerate(self.input):
+            if item.media and media.get(item.media) is None:
+                refusal = NO_IMAGES if item.media == "images" else NO_SOUNDS
+                raise invalid(f"input.{place}.content: {refusal}", "input")
         form, choice = self.text.format, self.tool_choice
         body: Json = {
             "model": self.model,
@@ -302,17 +308,22 @@ def _chat_choice(choice: str | NamedFunction | AllowedFunctions | None) -> str |
     return named(choice) if isinstance(choice, NamedFunction) else choice
 
 
-def _text(content: str | Sequence[InputPart | RefusalPart | InputImage] | None) -> str:
+def _is_medium(part: InputPart | RefusalPart | InputImage | SoundPart) -> TypeGuard[InputImage | SoundPart]:
+    return isinstance(part, InputImage | SoundPart)
+
+
+def _text(content: str | Sequence[InputPart | RefusalPart | InputImage | SoundPart] | None) -> str:
     return content if isinstance(content, str) else "".join(getattr(part, "text", "") for part in content or ())
 
 
-def _parts(content: str | Sequence[InputPart | RefusalPart | InputImage] | None) -> str | list[Json]:
-    """Return a message's content as a chat request has it: its text, or the parts of one that has images."""
-    if isinstance(content, str) or not any(isinstance(part, InputImage) for part in content or ()):
+def _parts(content: str | Sequence[InputPart | RefusalPart | InputImage | SoundPart] | None) -> str | list[Json]:
+    """Return a message's content as a chat request has it: its text, or the parts of one with images or sounds."""
+    if isinstance(content, str) or not any(map(_is_medium, content or ())):
         return _text(content)
-    return [
-        {"type": "image_url", "image_url": {"url": part.image_url}}
-        if isinstance(part, InputImage)
-        else {"type": "text", "text": part.text}
-        for part in content or ()
-    ]
+
+    def part_of_chat(part: InputPart | RefusalPart | InputImage | SoundPart) -> Json:
+        if isinstance(part, InputImage):
+            return {"type": "image_url", "image_url": {"url": part.image_url}}
+        return part.model_dump() if isinstance(part, SoundPart) else {"type": "text", "text": part.text}
+
+    return [part_of_chat(part) for part in content or ()]

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 from drafted_decoding import GenerationResult
 
-from shardmill.media.prompt import SeenPicture
+from shardmill.media.prompt import Seen
 from shardmill.serve.answer import Choice, usage
 from shardmill.serve.jobs import Item, Work
 from shardmill.serve.model import Model
@@ -180,7 +180,7 @@ def _copy(item: Json) -> Json:
     return item | {"content": parts}
 
 
-def _usage(done: GenerationResult, reasoning: int, pictures: Sequence[SeenPicture]) -> Json:
+def _usage(done: GenerationResult, reasoning: int, pictures: Sequence[Seen]) -> Json:
     counted = usage([done], reasoning, pictures=pictures)
     return {
         "input_tokens": counted["prompt_tokens"],

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from drafted_decoding.drafters import BY_ITSELF
 from manifests import manifest
+from media.noises import RATE, coded, tone, wav
 from numpy.typing import NDArray
 from PIL import Image
 from reciter import CONTINUATION, PROMPT, Reciter, byte_tokenizer, failure, reciting, shardmill
@@ -220,3 +221,58 @@ def test_an_image_that_cannot_be_used_is_named(seeing: Path, tmp_path: Path) -> 
     assert failure(*asked, *three) == "--image: there are 3, at most 2 are allowed: give fewer"
     slides = failure(*asked, "--image", picture(tmp_path), "--context-policy", "slide")
     assert slides == "--image: a context that slides can't hold images; leave out --context-policy slide"
+
+
+MEL = {"rate": 16000, "bins": 16, "window": 400, "fft": 400, "hop": 160, "scale": "slaney", "highest": 8000}
+MEL |= {"lead": "reflect", "power": 2, "log": "decades", "floor": 1e-10}
+SOUNDS = {"mel": MEL, "window": 300, "chunk": 100, "rows": 13, "text": {"mark": "<|end|>", "row": "<|end|>"}, "most": 2}
+
+
+class Hearer(Seer):
+    """Knows the windows that it was shown, and what stands after them."""
+
+    def show(self, numbers: Sequence[int], columns: NDArray[np.float32], grid: tuple[int, int]) -> None:
+        assert columns.shape == (16, grid[1]) and len(numbers) == 13 * grid[1] // 100
+        self.shown |= {*numbers}
+
+
+@pytest.fixture
+def hearing(build: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Its engine recites the text after 52 rows, of four seconds, and PROMPT; there is no chat template."""
+    tower = {"chunk": 100, "rows": 13, "window": 300, "merge": 1, "scale": 1.0, "waves": {"channels": 4, "base": 1e4}}
+    (build / "model.json").write_text(json.dumps(manifest(tower=tower, audio=SOUNDS)))
+    engine = Hearer([0] * 52 + byte_tokenizer().encode(PROMPT + CONTINUATION).ids)
+    monkeypatch.setattr(process, "load_engine", lambda *_: engine)
+    return build
+
+
+def spoken(folder: Path, seconds: int = 4) -> Path:
+    (folder / "a.wav").write_bytes(wav(coded(tone(seconds * RATE), 1, 16)))
+    return folder / "a.wav"
+
+
+def test_a_sound_stands_before_the_text(hearing: Path, tmp_path: Path) -> None:
+    result = shardmill("generate", hearing, "--prompt", PROMPT, "--audio", spoken(tmp_path), "--json")
+    told = json.loads(result.stdout)
+    assert told["text"] == CONTINUATION and told["prompt_tokens"] == 52 + len(PROMPT)
+    assert told["sounds"] == [{"seconds": 4.0, "tokens": 52}]
+
+
+def test_a_sound_that_cannot_be_used_is_named(hearing: Path, tmp_path: Path) -> None:
+    asked = ("generate", hearing, "--prompt", PROMPT)
+    (tmp_path / "text.wav").write_text("hello")
+    assert failure(*asked, "--audio", tmp_path / "text.wav").startswith(f"{tmp_path / 'text.wav'}: the sound is in no")
+    assert failure(*asked, "--audio", tmp_path / "none").startswith(f"{tmp_path / 'none'}: can't be read: No such file")
+    three = [word for _ in range(3) for word in ("--audio", spoken(tmp_path))]
+    assert failure(*asked, *three) == "--audio: there are 3, at most 2 are allowed: give fewer"
+    slides = failure(*asked, "--audio", spoken(tmp_path), "--context-policy", "slide")
+    assert slides == "--audio: a context that slides can't hold audio; leave out --context-policy slide"
+    both = failure(*asked, "--audio", spoken(tmp_path), "--image", picture(tmp_path))
+    assert both == "--audio: no build takes images as well; leave out one of the two"
+    pictured = failure(*asked, "--image", picture(tmp_path))
+    assert pictured == f"{hearing}: takes no images: leave out --image, or build with `images` in the config"
+
+
+def test_a_build_without_a_tower_takes_no_sounds(build: Path, tmp_path: Path) -> None:
+    said = failure("generate", build, "--prompt", PROMPT, "--audio", spoken(tmp_path))
+    assert said == f"{build}: takes no audio: leave out --audio, or build with `audio` in the config"

@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[2]
 KEYS = {
     "model", "source", "model_type", "context", "tokens_max", "verify", "shapes", "widths", "weights", "topology",
     "head_slices", "weight_file_limit", "programs", "table_bytes", "rows_bytes", "row_bytes", "weight_bytes",
-    "state_bytes", "bytes_per_token", "tensors", "refused", "buckets", "images", "task", "bits_per_weight",
+    "state_bytes", "bytes_per_token", "tensors", "refused", "buckets", "images", "audio", "task", "bits_per_weight",
     "bytes_by_form",
     "expert_groups", "passes", "lengths", "reshape_frequency", "windows", "adapters", "long_factors",
     "adapter_bytes", "adapter_operations", "adapter_verdict", "systems", "warnings",

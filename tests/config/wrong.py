@@ -59,6 +59,19 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
         {"images": {}, "drafter": "mtp"},
         "images: a build has them without `drafter`; leave one of the two out",
     ),
+    "sounds of one size twice": ({"audio": {"frames": [800, 800]}}, "audio.frames: names one size twice"),
+    "sounds of half a second": (
+        {"audio": {"frames": [50]}},
+        "audio.frames.0: input should be greater than or equal to 100, is 50",
+    ),
+    "sounds beside images": (
+        {"audio": {}, "images": {}},
+        "audio: no model that can be built takes images as well; leave one of the two out",
+    ),
+    "sounds beside a drafter": (
+        {"audio": {}, "drafter": "mtp"},
+        "audio: a build has them without `drafter`; leave one of the two out",
+    ),
     "no decoding": ({"tokens": {"verify": 0}}, "tokens.verify: input should be greater than or equal to 1, is 0"),
     "a pass that no gate would see": (
         {"tokens": {"max": 64}, "parity": {"positions": 32}},

@@ -22,6 +22,28 @@ def qwen3(*sizes: int) -> dict[str, Any]:
     return causal("Qwen3", "qwen3", sizes) | {"head_dim": 128, "rope_theta": 1000000, "tie_word_embeddings": True}
 
 
+def qwen3_asr() -> dict[str, Any]:
+    """Qwen3-ASR 0.6B as transformers has it: Qwen3 0.6B, and an encoder of 18 layers for sounds."""
+    audio = {
+        "model_type": "qwen3_asr_encoder",
+        "d_model": 896,
+        "downsample_hidden_size": 480,
+        "encoder_attention_heads": 14,
+        "encoder_ffn_dim": 3584,
+        "encoder_layers": 18,
+        "num_mel_bins": 128,
+        "output_dim": 1024,
+    }
+    return {
+        "architectures": ["Qwen3ASRForConditionalGeneration"],
+        "model_type": "qwen3_asr",
+        "audio_config": audio,
+        "audio_token_id": 151676,
+        "text_config": qwen3(1024, 3072, 28, 16, 8, 151936, 65536),
+        "tie_word_embeddings": True,
+    }
+
+
 SIGLIP_BASE_512 = {  # google/siglip-base-patch16-512, and SigLIP 2's of that size
     "hidden_size": 768,
     "image_size": 512,
@@ -381,4 +403,5 @@ for _name, _billions, _depth, _width in [("Qwen3.5-0.8B", 0.853, 12, 768), ("Qwe
     _vision = {"depth": _depth, "hidden_size": _width, "intermediate_size": 4 * _width, "num_heads": _width // 64}
     _whole = _config | {"vision_config": _config["vision_config"] | _vision}
     OWN[f"{_name.lower()}-images"] = (f"Qwen/{_name}", _billions, _whole)
+OWN["qwen3-asr-0.6b"] = ("Qwen/Qwen3-ASR-0.6B-hf", 0.782, qwen3_asr())
 SHIPPED: dict[str, Published] = OWN | {file: (repo, *PUBLISHED[name]) for file, (repo, name) in TAKEN.items()}

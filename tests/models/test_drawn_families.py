@@ -416,6 +416,7 @@ OWN: Mapping[str, Callable[[Draw, int], dict[str, Any]]] = {
     "qwen3_5_moe": qwen3_5_moe,
     "qwen3_5_moe_text": qwen3_5_moe,
     "qwen3_5_text": qwen3_5,
+    "qwen3_asr": qwen3,
     "qwen3_moe": qwen3_moe,
     "smollm3": smollm3,
     "smolvlm": llama,

@@ -352,6 +352,20 @@ TINY: dict[str, dict[str, Any]] = {
         "scale_factor": 2,
         "image_token_id": 250,
     },
+    "qwen3_asr": {
+        "text_config": BASE | {"model_type": "qwen3", "head_dim": 32},
+        "audio_config": {
+            "num_mel_bins": 16,
+            "encoder_layers": 1,
+            "encoder_attention_heads": 2,
+            "encoder_ffn_dim": 32,
+            "d_model": 32,
+            "output_dim": 64,
+            "downsample_hidden_size": 4,
+        },
+        "tie_word_embeddings": True,
+        "audio_token_id": 250,
+    },
     "smollm3": BASE | WIDE | {"num_hidden_layers": 4, "no_rope_layer_interval": 4, "tie_word_embeddings": True},
     "stablelm": BASE | WIDE | {"use_qkv_bias": True, "layer_norm_eps": 1e-3},
     "starcoder2": BASE | WIDE | {"sliding_window": WINDOW, "norm_epsilon": 1e-3},
@@ -369,7 +383,7 @@ TINY: dict[str, dict[str, Any]] = {
 }
 
 
-OUTER = ("tie_word_embeddings", "vision_config", "image_token_id")  # of a multimodal model's config
+OUTER = ("tie_word_embeddings", "vision_config", "image_token_id", "audio_config", "audio_token_id")  # of its config
 
 
 def tiny_config(model_type: str, **changes: Any) -> Any:

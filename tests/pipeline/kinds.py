@@ -12,6 +12,7 @@ from typing import Any
 import assistants
 import heads
 import mtp_layers
+import sounds
 import tiny
 import towers
 import yaml
@@ -143,6 +144,12 @@ KINDS = {
     ),
     "mtp": Kind(
         _predicting, drafting("mtp", topology="auto", head={"draft_vocab_size": 128}), {}, ("draft_layers",)
+    ),
+    "sounds": Kind(
+        sounds.write_hearing,
+        {**SETTINGS, "topology": "auto", "audio": {"frames": sounds.FRAMES}},
+        {"layers_00_04": 50, "tower_100": 50, "tower_300": 50},
+        ("tower_300", "tower_error", "faint_error"),
     ),
     "images": Kind(
         towers.write_pictured,

@@ -24,7 +24,7 @@ from snakemake.iocontainers import Wildcards
 
 from shardmill import config
 from shardmill.checkpoint.cache import HashCache
-from shardmill.config.model import Images
+from shardmill.config.model import Audio, Images
 from shardmill.files import read_json, write_json
 from shardmill.forms.recipe import matrices
 from shardmill.models.interface import MTP
@@ -131,7 +131,7 @@ IN_FILES = {"source", "drafter", "parity.text"}
 BEHIND = {"model": "tiny", "parts": [{"program": {"files": {"a": "0"}}}], "source": {"repo": None}, "texts": {"a": 1}}
 # What is unlike the usual change of a value of its kind.
 LEAVES: dict[str, Any] = {"bundles": "each", "point": "chosen", "drafter": MTP, "precision": "fp16"}
-LEAVES |= {"images": Images()}
+LEAVES |= {"images": Images(), "audio": Audio()}
 # The entries of a file that are changed one by one. Others than these have each of their entries changed.
 OF_A_PART: list[Leaf] = [("tensors", 0, "sha256"), ("spec", "tokens")]
 OF_A_RECORD: list[Leaf] = [("files",), ("commit",), ("repo",), ("drafter", "files")]

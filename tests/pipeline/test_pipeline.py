@@ -62,7 +62,7 @@ def test_the_published_schema_describes_the_manifest(finished: Project) -> None:
     jsonschema.validate(content, schema)
     # Keys that not every build has, and two that older builds lack.
     some = {"verify", "contexts", "margin", "reshape_frequency", "silu", "chat", "sampling", "drafter", "adapters"}
-    some |= {"uses", "requires", "recurrent", "expected", "ungated", "conversation", "images", "tower"}
+    some |= {"uses", "requires", "recurrent", "expected", "ungated", "conversation", "images", "audio", "tower"}
     assert content.keys() | some == schema["properties"].keys() == {*schema["required"], *some}
     with pytest.raises(jsonschema.ValidationError):
         jsonschema.validate(content | {"window": "8"}, schema)

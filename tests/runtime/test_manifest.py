@@ -204,7 +204,7 @@ def test_a_build_names_the_features_that_it_uses() -> None:
     plan = {"model": "m", "architecture": {"vocab": 2, "ropes": {}, "graph": {"conv_taps": 3}, "window": 8}}
     plan |= {"buckets": [], "context": 64, "tokens_max": 4, "widths": [1, 4], "verify": 4, "window_slots": 16}
     plan |= {"eos_token_ids": [], "contexts": [32], "recurrent": {"block": 8, "taps": 4, "narrow": 4}}
-    plan |= {"drafter": {"kind": "eagle3"}, "adapters": 16, "tower": {}, "images": {}}
+    plan |= {"drafter": {"kind": "eagle3"}, "adapters": 16, "tower": {}, "images": {}, "audio": {}}
     part: dict[str, Any] = {key: {} for key in PART} | {"kind": "experts", "functions": {"1": "a"}}
     part |= {"inputs": {"embedded": []}, "written": {"k_0": "k"}, "lent": ["k_1"]}
     parts = [part | {"name": "e"}, part | {"name": "l", "kind": "labels", "tokens": [1]}]

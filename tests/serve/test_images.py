@@ -208,7 +208,10 @@ REFUSED: dict[str, tuple[list[Any], str]] = {
     ),
     "too narrow": ([image(uri(201, 1))], "too narrow"),
     "four": ([image()] * 4, "there are 4 pictures, at most 3 are allowed: send fewer"),
-    "audio": ([{"type": "input_audio", "input_audio": {"data": "", "format": "wav"}}], "no audio can be sent here"),
+    "audio": (
+        [{"type": "input_audio", "input_audio": {"data": "", "format": "wav"}}],
+        "this model takes no audio: send text alone",
+    ),
     "an address without url": ([{"type": "image_url", "image_url": {}}], "must be a text or a list of parts"),
 }
 

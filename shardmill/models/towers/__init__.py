@@ -40,34 +40,42 @@ def supported_towers() -> tuple[str, ...]:
     return tuple(sorted(file.stem for file in Path(__file__).parent.glob("[!_]*.py")))
 
 
-def describe_tower(config: Any) -> TowerDescription:
+def describe_tower(config: Any, key: str = "images") -> TowerDescription:
     """Return the description of the tower of a transformers config, as `load_whole_config` returns it.
+
+    Args:
+        config: transformers' config of the whole model.
+        key: of the build's config, which asks for a tower: images or audio.
 
     Raises:
         CheckpointError: if no tower of such a model can be built.
     """
     if config.model_type not in supported_towers():
         known = ", ".join(supported_towers())
-        raise CheckpointError(f"images: {config.model_type!r} has no tower that can be built; these have: {known}")
+        raise CheckpointError(f"{key}: {config.model_type!r} has no tower that can be built; these have: {known}")
     try:
         tower: TowerDescription = import_module(f"{__name__}.{config.model_type}").describe(config)
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        field = "audio_config" if hasattr(config, "audio_config") else "vision_config"
         raise CheckpointError(
-            f"config.json: a field of vision_config is null, or of an unexpected type ({type(error).__name__}: {error})"
+            f"config.json: a field of {field} is null, or of an unexpected type ({type(error).__name__}: {error})"
         ) from error
+    other = "images" if tower.architecture.io.convolutions is None else "audio"
+    if key != other:
+        raise CheckpointError(f"{key}: the tower of {config.model_type!r} is for {other}; write `{other}`")
     return tower
 
 
-def with_tower(model: ModelDescription, folder: Path) -> ModelDescription:
-    """Return a model with the tower of its checkpoint, whose config.json lies in `folder`.
+def with_tower(model: ModelDescription, folder: Path, key: str = "images") -> ModelDescription:
+    """Return a model with the tower of its checkpoint, whose config.json lies in `folder`; see `describe_tower`.
 
     Raises:
         CheckpointError: if no tower of such a model can be built, or its rows are no embeddings of this decoder.
     """
-    a, tower = model.architecture, describe_tower(load_whole_config(folder))
+    a, tower = model.architecture, describe_tower(load_whole_config(folder), key)
     if tower.architecture.io.width != a.graph.hidden:
         rows, width = tower.architecture.io.width, a.graph.hidden
-        raise CheckpointError(f"vision_config: the tower gives rows of {rows}, the decoder's width is {width}")
+        raise CheckpointError(f"config.json: the tower gives rows of {rows}, the decoder's width is {width}")
     host = {**tower.architecture.host, "scale": a.graph.stream_scale}
     sources, others = (
         {f"{OF_TOWER}{path}": source for path, source in each.items()} for each in (tower.sources, tower.others)

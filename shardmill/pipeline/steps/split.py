@@ -97,7 +97,7 @@ def task(
     known |= {"drafter": digest(fetched["drafter"]["files"])} if "drafter" in fetched else {}
     relevant |= {"drafter": MTP} if settings.get("drafter") == MTP else {}
     relevant |= {"limits": [*limits]} if limits else {}
-    relevant |= {"images": asked} if (asked := settings.get("images")) else {}
+    relevant |= {key: asked for key in ("images", "audio") if (asked := settings.get(key))}
     return Task(work, Action("split", known, relevant, **tools))
 
 
@@ -153,18 +153,18 @@ def split(
         "lengths": [asdict(one) for one in traffic.traffic_lengths(settings, architecture)],
     }
     drafting = _host_side(drafter, source, architecture.vocab) if drafter else None
-    result = _plan_json(settings, model, parts, drafting) | host | derived | image_rules(settings, model, source)
+    result = _plan_json(settings, model, parts, drafting) | host | derived | media_rules(settings, model, source)
     return parts, result | read_out(settings, model, source)
 
 
 def _described(settings: Config, hf: Any, source: Path) -> ModelDescription:
-    """Return the description of a checkpoint's model, with its tower if the config has images."""
+    """Return the description of a checkpoint's model, with its tower if the config has images or sounds."""
     from shardmill.models import family
     from shardmill.models.hf_config import model_description
     from shardmill.models.towers import with_tower
 
     model = model_description(family(hf.model_type, settings.kind), hf, settings.length)
-    return with_tower(model, source) if settings.images else model
+    return with_tower(model, source, "images" if settings.images else "audio") if settings.tower else model
 
 
 def _warn(settings: Config, parts: Iterable[plan.Part]) -> None:
@@ -223,15 +223,18 @@ def _plan_json(
     }
 
 
-def image_rules(config: Config, model: ModelDescription, source: Path) -> dict[str, Any]:
-    """Return what the host does with images, as plan.json has it; nothing for a build without images.
+def media_rules(config: Config, model: ModelDescription, source: Path) -> dict[str, Any]:
+    """Return what the host does with images or sounds, as plan.json has it; nothing for a build of text alone.
 
     Raises:
-        CheckpointError: if there are no rules for the checkpoint's image processor, or they contradict its tower.
+        CheckpointError: if there are no rules for the checkpoint's processor, or they contradict its tower.
     """
+    from shardmill.media.extractors import checkpoint_sound_rules
     from shardmill.media.processors import checkpoint_image_rules
 
     tower = model.architecture.tower
+    if tower is not None and config.audio is not None:
+        return {"audio": {**checkpoint_sound_rules(source, tower.host).written(), "most": config.audio.most}}
     if tower is None or config.images is None:
         return {}
     rules = checkpoint_image_rules(source, config.images.sizes[-1])
