@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from shardmill.errors import UnreadableError
 from shardmill.files import read_json, write_text
 from shardmill.report.page import environment
+from shardmill.report.stages import RECEIPT
 
 PAGE = "index.html"  # in the folder of builds
 NOT_RUN, NOT_FINISHED = "not run", "not finished"
@@ -48,8 +50,7 @@ def read_row(build: Path, failed: str) -> BuildRow:
             return BuildRow(build.name, failed or NOT_FINISHED)
         plan, page = read_json(build / "plan.json"), read_json(build / "report.receipt.json")
         speed = read_json(build / "benchmark/speed.json") if "speed" in page["outputs"] else None
-        verdicts = [read_json(file) for folder in ("parity", "residency") for file in _verdicts(build / folder)]
-        numbers = [number["passed"] for verdict in verdicts for number in verdict["gate"]]
+        numbers = [number["passed"] for verdict in _verdicts(build) for number in verdict["gate"]]
         passes: Mapping[str, float] = (speed or {}).get("pass_seconds") or {}
         return BuildRow(
             name=build.name,
@@ -65,5 +66,8 @@ def read_row(build: Path, failed: str) -> BuildRow:
         return BuildRow(build.name, failed or f"its files can't be read: {error}")
 
 
-def _verdicts(folder: Path) -> list[Path]:
-    return sorted(file for file in folder.glob("*.json") if not file.name.endswith((".receipt.json", ".failed.json")))
+def _verdicts(build: Path) -> Iterator[Any]:
+    """Yield the verdicts of every gate: the results whose receipts call them so."""
+    for receipt in sorted(build.glob(f"*/*{RECEIPT}")):
+        if "verdict" in read_json(receipt)["outputs"]:
+            yield read_json(receipt.with_name(receipt.name.replace(RECEIPT, ".json")))

@@ -20,6 +20,7 @@ from shardmill.pipeline.steps import manifest, provenance
 from shardmill.pipeline.task import Action, paths_from
 from shardmill.plan import write_part
 from shardmill.records.finished import gate_statements
+from shardmill.runtime import judged
 
 from .made_forms import DECODER, ROPE, SLOTS, TOKENS, VOCAB, Form
 
@@ -132,7 +133,7 @@ def attest(build: Path, **config: Any) -> None:
     """Writes provenance.json and test-results.jsonl, whatever the build lacks."""
     receipts = sorted(path for path in build.rglob("*.receipt.json") if path.parent != build or path.name in ROOT)
     receipts = [path for path in receipts if path.name != "speed.receipt.json"]
-    verdicts = [path for path in build.glob("*/*.json") if path.parent.name in ("parity", "residency", "witness")]
+    verdicts = [path for path in build.glob("*/*.json") if path.parent.name in judged.GATES]
     verdicts = sorted(path for path in verdicts if not path.name.endswith(".receipt.json"))
     text = build.parent / "parity.txt"
     text.write_text("fed")

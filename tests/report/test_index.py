@@ -31,8 +31,11 @@ def build(tmp_path: Path) -> Path:
     write_json(folder / "plan.json", PLAN)
     write_json(folder / "benchmark/speed.json", SPEED)
     write_json(folder / "parity/stack.json", {"gate": [{"passed": True}, {"passed": True}]})
-    write_json(folder / "parity/stack.receipt.json", {"not": "a verdict"})
     write_json(folder / "residency/head_0.json", {"gate": [{"passed": False}]})
+    write_json(folder / "witness/head_0.json", {"gate": [{"passed": True}]})
+    for verdict in ("parity/stack", "residency/head_0", "witness/head_0"):
+        write_json(folder / f"{verdict}.receipt.json", {"outputs": {"verdict": ""}})
+    write_json(folder / "parts/head_0.receipt.json", {"outputs": {"part": ""}})
     (folder / "packages/head_0.mlpackage/weights").mkdir(parents=True)
     (folder / "packages/head_0.mlpackage/weights/weight.bin").write_bytes(bytes(3000))
     (folder / "packages/head_0.mlpackage/model").write_bytes(bytes(72))
@@ -45,8 +48,8 @@ def test_a_row_says_what_the_files_say(build: Path) -> None:
     assert index.read_row(build, "") == BuildRow(
         name="tiny",
         kind="decoder",
-        passed=2,
-        gates=3,
+        passed=3,
+        gates=4,
         programs=2,
         bytes=3072,
         pass_ms=2.0,
@@ -92,7 +95,7 @@ def test_the_page_names_all(build: Path) -> None:
     index.write_index(build.parent, rows)
     page = (build.parent / "index.html").read_text()
     assert '<a href="tiny/report.html">tiny</a>' in page
-    assert "2 of 3" in page and "3\u00a0KiB" in page and "a chip, portable" in page and "2 ms" in page
+    assert "3 of 4" in page and "3\u00a0KiB" in page and "a chip, portable" in page and "2 ms" in page
     assert "1 of 2 not built." in page
     assert "<strong>models/&lt;b&gt;.yaml</strong>: no &lt;such&gt; thing" in page
     assert not re.search(r"https?://", page)
