@@ -148,7 +148,7 @@ KINDS = {
     "sounds": Kind(
         sounds.write_hearing,
         {**SETTINGS, "topology": "auto", "audio": {"frames": sounds.FRAMES}},
-        {"layers_00_04": 50, "tower_100": 50, "tower_300": 50},
+        {"layers_00_02": 20, "tower_100": 50, "tower_300": 50},
         ("tower_300", "tower_error", "faint_error"),
     ),
     "images": Kind(
