@@ -97,13 +97,13 @@ def photo(width: int, height: int) -> Image.Image:
 
 def split(module: Any, image: Image.Image, **more: Any) -> tuple[list[torch.Tensor], int, int, list[int]]:
     """The pictures that transformers makes, [3, H, W] each, the rows and columns of tiles, and the whole one's size."""
-    names = ("downsample_factor", "min_tiles", "max_tiles", "use_thumbnail", "min_image_tokens", "max_image_tokens")
-    names = (*names, "encoder_patch_size", "tile_size", "max_pixels_tolerance")
+    sizes = ("downsample_factor", "encoder_patch_size", "tile_size", "min_tiles", "max_tiles", "use_thumbnail")
+    names = (*sizes, "min_image_tokens", "max_image_tokens", "max_pixels_tolerance")
     kind = processor(module)
     settings = {name: getattr(kind, name) for name in names} | more
     pixels = torch.from_numpy(np.array(image)).permute(2, 0, 1)[None]
-    shown, rows, across, sizes = kind.resize_and_split(pixels, **settings, resample=Modes.BILINEAR)
-    return list(shown[0]), rows[0], across[0], sizes[0]
+    shown, rows, across, whole = kind.resize_and_split(pixels, **settings, resample=Modes.BILINEAR)
+    return list(shown[0]), rows[0], across[0], whole[0]
 
 
 def test_defaults_are_those_of_the_class(module: Any) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -164,6 +164,40 @@ def test_another_image_gives_another_answer(asked: Asked) -> None:
     logits = [asked.engine.forward([token], [i], [i])[0] for i, token in enumerate(text)]
     asked.engine.release(other)
     assert relative_error(logits[-1][None], asked.logits[len(text) - 1][None]) > 1e-2
+
+
+def _transposed(rows: Any, grid: tuple[int, int]) -> Any:
+    return rows.reshape(*grid, -1).swapaxes(0, 1).reshape(rows.shape)
+
+
+MISTAKES: dict[str, Callable[[Any, tuple[int, int]], Any]] = {
+    "rows reversed": lambda rows, _: rows[::-1],
+    "columns after columns": _transposed,
+    "rows of another scale": lambda rows, _: rows * 8,
+}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_rows_in_wrong_places_show_in_the_logits(asked: Asked, name: str) -> None:
+    """Also where tokens stay the same: those of tiny models tell little."""
+    tower = asked.engine.tower
+    assert tower is not None
+    view, merge = asked.views[0], tower.rules["merge"]
+    rows, grid = tower.rows(view.columns, view.grid), (view.grid[0] // merge, view.grid[1] // merge)
+    try:
+        asked.engine.hold(numbers(0, len(rows)), MISTAKES[name](rows, grid), grid)
+        assert relative_error(_after(asked), asked.logits[: len(asked.prompt)]) > 1e-2 > asked.limit.value
+    finally:
+        asked.engine.hold(numbers(0, len(rows)), rows, grid)
+    limits.agrees(
+        "rows that are right again", relative_error(_after(asked), asked.logits[: len(asked.prompt)]), asked.limit
+    )
+
+
+def _after(asked: Asked) -> Any:
+    """The logits after each token of the prompt."""
+    asked.engine.reset()
+    return np.concatenate([asked.engine.forward([token], [i], [i]) for i, token in enumerate(asked.prompt)])
 
 
 def test_rows_rounded_to_fp16_are_no_mistake(asked: Asked) -> None:
