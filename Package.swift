@@ -8,16 +8,18 @@ let stubs: [Target] = [
     .target(name: "CoreML", path: "swift/Stubs/CoreML"),
     .target(name: "FoundationModels", path: "swift/Stubs/FoundationModels"),
 ]
-// What of the sample app needs no SwiftUI, and adapters of other packages, beside stubs of these.
+// What of the sample app needs no SwiftUI, and the files to copy beside stubs of other packages. As in an app, they see
+// public names only.
 let examples: [Target] = [
-    .target(name: "ChatModel", dependencies: ["Shardmill"], path: "swift/Examples/Chat/Model"),
-    .target(name: "AnyLanguageModel", path: "swift-any/Stub"),
+    .target(name: "ChatModel", dependencies: ["Shardmill"], path: "swift/Examples/Chat/Model", packageAccess: false),
+    .target(name: "AnyLanguageModel", path: "swift/Examples/Any/Stub", packageAccess: false),
     .target(
-        name: "ShardmillAny", dependencies: ["Shardmill", "AnyLanguageModel"], path: "swift-any/Sources/ShardmillAny"),
-    .target(name: "Tokenizers", path: "swift/Examples/Transformers/Stub"),
+        name: "ShardmillAny", dependencies: ["Shardmill", "AnyLanguageModel"], path: "swift/Examples/Any",
+        exclude: ["Stub"], packageAccess: false),
+    .target(name: "Tokenizers", path: "swift/Examples/Transformers/Stub", packageAccess: false),
     .target(
-        name: "TransformersCodec", dependencies: ["Shardmill", "ShardmillText", "Tokenizers"],
-        path: "swift/Examples/Transformers", exclude: ["Stub"]),
+        name: "TransformersCodec", dependencies: ["Shardmill", "Tokenizers"], path: "swift/Examples/Transformers",
+        exclude: ["Stub"], packageAccess: false),
 ]
 let tested: [Target.Dependency] = ["ShardmillDecode", "Shardmill", "ChatModel"]
 let coreML: [Target.Dependency] = ["ShardmillDecode", "CoreML"]

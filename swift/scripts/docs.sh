@@ -10,7 +10,7 @@ swift package dump-symbol-graph --minimum-access-level public --skip-synthesized
 graphs="$(dirname "$(swift build --show-bin-path)")/symbolgraph"
 symbols="$(mktemp -d)"
 trap 'rm -rf "$symbols"' EXIT
-cp "$graphs"/Shardmill{,@*,Decode,Text,CoreML}.symbols.json "$symbols"
+cp "$graphs"/Shardmill{,@*,Decode,Text}.symbols.json "$symbols"  # nothing of the other modules is public
 "$docc" convert --warnings-as-errors --fallback-display-name Shardmill --fallback-bundle-identifier org.shardmill \
   --additional-symbol-graph-dir "$symbols" --output-dir "$target"
 echo "$target"

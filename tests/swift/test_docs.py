@@ -16,7 +16,7 @@ from processes import succeeded
 from .programs import ROOT, SCRIPTS, SWIFT
 
 pytestmark = pytest.mark.slow
-MODULES = ("Shardmill", "ShardmillDecode", "ShardmillText", "ShardmillCoreML", "ShardmillPipe")
+MODULES = ("Shardmill", "ShardmillDecode", "ShardmillText")  # nothing of the others is public, see test_access.py
 
 
 @pytest.fixture(scope="module")
@@ -43,13 +43,13 @@ def symbols(module: str) -> list[dict[str, Any]]:
 
 def test_every_public_declaration_is_explained(pages: Path) -> None:
     found = [symbol for module in MODULES for symbol in symbols(module)]
-    assert len(found) > 400
+    assert len(found) > 100
     assert [".".join(symbol["pathComponents"]) for symbol in found if "docComment" not in symbol] == []
 
 
 def test_every_module_has_pages(pages: Path) -> None:
     assert (pages / "index.html").is_file()
-    for module in MODULES[:-1]:  # the last is for tests
+    for module in MODULES:
         page = json.loads((pages / "data" / "documentation" / f"{module.lower()}.json").read_text())
         assert page["metadata"]["title"] == module and page["topicSections"]
 

@@ -1,6 +1,5 @@
 import Foundation
 import Shardmill
-import ShardmillText
 import Tokenizers
 
 /// A tokenizer of swift-transformers in place of the package's own: for a tokenizer.json that `Tokenizer` refuses, and

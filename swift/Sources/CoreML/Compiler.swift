@@ -6,13 +6,13 @@ import ShardmillDecode
 ///
 /// Core ML specialises a bundle for one version of the system, and may refuse a bundle of another version, or of
 /// another compiler. So only bundles that Apple's compiler made on this version are loaded as they are.
-public struct Compiler: Sendable {
+package struct Compiler: Sendable {
     /// Where compiled bundles are kept, a folder for each version of the system. It must be a stable path: the system
     /// keys what it specialises by the bundle's path.
-    public let cache: URL
+    package let cache: URL
 
     /// Use a cache; Application Support if left out.
-    public init(cache: URL? = nil) {
+    package init(cache: URL? = nil) {
         let home = FileManager.default.urls(for: .applicationSupportDirectory, in: .userDomainMask).first
         self.cache =
             cache ?? (home ?? FileManager.default.temporaryDirectory).appendingPathComponent("Shardmill/compiled")
@@ -26,21 +26,21 @@ public struct Compiler: Sendable {
     ///   - manifest: the build's model.json.
     ///   - progress: called before a part is compiled, which takes seconds to minutes; it may throw to stop.
     /// - Throws: `ShardmillError` if a package is missing or can't be compiled.
-    public func bundles(
+    package func bundles(
         _ manifest: Manifest, progress: @Sendable (Part, Int) throws -> Void = { _, _ in }
     ) async throws -> [String: URL] {
         try await bundles(manifest.allParts, packages: manifest.packages, manifest.folder, progress: progress)
     }
 
     /// Do the same for an encoder's build.
-    public func bundles(_ manifest: EncoderManifest) async throws -> [String: URL] {
+    package func bundles(_ manifest: EncoderManifest) async throws -> [String: URL] {
         try await bundles(manifest.parts, packages: manifest.packages, manifest.folder) { _, _ in
             try Task.checkCancellation()
         }
     }
 
     /// Remove what was compiled of the build in a folder, for each version of the system.
-    public func remove(_ build: URL) {
+    package func remove(_ build: URL) {
         for system in (try? FileManager.default.contentsOfDirectory(at: cache, includingPropertiesForKeys: nil)) ?? [] {
             try? FileManager.default.removeItem(at: system.appendingPathComponent(name(build)))
         }
@@ -77,12 +77,12 @@ public struct Compiler: Sendable {
     /// Return whether this version of the system has run the bundles before, as far as the package knows.
     ///
     /// No call of Core ML tells what is specialised; the system may have dropped it for lack of space.
-    public func isWarm(_ manifest: Manifest, bundles: [String: URL], units: String) -> Bool {
+    package func isWarm(_ manifest: Manifest, bundles: [String: URL], units: String) -> Bool {
         (try? mark(manifest, bundles, units)).map { FileManager.default.fileExists(atPath: $0.path) } ?? false
     }
 
     /// Note that this version of the system has run the bundles.
-    public func setWarm(_ manifest: Manifest, bundles: [String: URL], units: String) throws {
+    package func setWarm(_ manifest: Manifest, bundles: [String: URL], units: String) throws {
         let file = try mark(manifest, bundles, units)
         try FileManager.default.createDirectory(at: file.deletingLastPathComponent(), withIntermediateDirectories: true)
         try Data().write(to: file)
@@ -150,7 +150,7 @@ private func isFolder(_ url: URL) -> Bool {
 }
 
 /// Keep a folder that can be made again out of backups, on Apple's systems.
-public func excludeFromBackup(_ folder: URL) throws {
+package func excludeFromBackup(_ folder: URL) throws {
     #if canImport(Darwin)
     var (url, values) = (folder, URLResourceValues())
     values.isExcludedFromBackup = true
@@ -165,9 +165,9 @@ private func fingerprint(_ text: String) -> String {
 }
 
 /// The system's version, as bundles name it.
-public enum System {
+package enum System {
     /// The build of the system, for example 24F74.
-    public static var build: String {
+    package static var build: String {
         #if canImport(Darwin)
         // `operatingSystemVersionString` has the build too, but in the language of the user.
         var text = [CChar](repeating: 0, count: 64)

@@ -3,14 +3,14 @@ import Foundation
 import ShardmillDecode
 
 /// Where Core ML plans to run a program's operations: a diagnosis for people, never a gate.
-public struct ComputePlan: Sendable {
+package struct ComputePlan: Sendable {
     /// Numbers of operations by device: "neuralEngine", "gpu", "cpu"; constants are left out.
-    public let operations: [String: Int]
+    package let operations: [String: Int]
     /// Names of the operations that would not run on the Neural Engine.
-    public let elsewhere: [String]
+    package let elsewhere: [String]
 
     /// Ask Core ML about a function of a compiled bundle, at its default shape.
-    public static func load(_ bundle: URL, function: String = "") async throws -> ComputePlan {
+    package static func load(_ bundle: URL, function: String = "") async throws -> ComputePlan {
         let configuration = MLModelConfiguration()
         configuration.computeUnits = .cpuAndNeuralEngine
         if !function.isEmpty { configuration.functionName = function }

@@ -12,7 +12,7 @@ func autoreleasepool<Result>(invoking body: () throws -> Result) rethrows -> Res
 /// One thread uses it at a time. Core ML never sees an array that is being written: inputs are the package's own, made
 /// once, and outputs are copied before the next pass. No array is a backing of an output, and none is accessed by
 /// `dataPointer`: both made Core ML copy in silence, or fail, in other projects.
-public final class CoreMLBackend: Backend {
+package final class CoreMLBackend: Backend {
     private let bundles: [String: URL]
     private let units: MLComputeUnits
     private let reshape: String
@@ -23,14 +23,14 @@ public final class CoreMLBackend: Backend {
     ///   - bundles: for each part's name, the compiled bundle that this system may load; see `Compiler`.
     ///   - manifest: the build's model.json.
     ///   - units: where programs may run; anything else than the default is the caller's explicit choice.
-    public init(bundles: [String: URL], manifest: Manifest, units: MLComputeUnits = .cpuAndNeuralEngine) {
+    package init(bundles: [String: URL], manifest: Manifest, units: MLComputeUnits = .cpuAndNeuralEngine) {
         self.bundles = bundles
         self.units = units
         reshape = manifest.reshapeFrequency
     }
 
     /// Make a back end for an encoder, whose programs have fixed shapes.
-    public init(bundles: [String: URL], units: MLComputeUnits = .cpuAndNeuralEngine) {
+    package init(bundles: [String: URL], units: MLComputeUnits = .cpuAndNeuralEngine) {
         self.bundles = bundles
         self.units = units
         reshape = "infrequent"
@@ -39,7 +39,7 @@ public final class CoreMLBackend: Backend {
     /// Load one function of a part's program, which may take minutes.
     ///
     /// - Throws: `ShardmillError` with the part's name.
-    public func load(_ part: Part, function: String) throws -> any LoadedFunction {
+    package func load(_ part: Part, function: String) throws -> any LoadedFunction {
         let configuration = MLModelConfiguration()
         configuration.computeUnits = units
         configuration.modelDisplayName = part.name

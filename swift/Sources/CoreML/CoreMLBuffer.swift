@@ -107,24 +107,24 @@ func runs(
 }
 
 /// How Core ML keeps an array: for reports, never for decisions.
-public struct ArrayLayout: Codable, Equatable, Sendable {
+package struct ArrayLayout: Codable, Equatable, Sendable {
     /// The extents of the array.
-    public let shape: [Int]
+    package let shape: [Int]
     /// Elements from one entry of an axis to the next.
-    public let strides: [Int]
+    package let strides: [Int]
     /// "fp16" or "fp32".
-    public let elements: String
+    package let elements: String
     /// Whether there is padding between the rows.
-    public let isPadded: Bool
+    package let isPadded: Bool
 
     /// Describe a buffer; nil if another back end made it.
-    public init?(_ buffer: any Buffer) {
+    package init?(_ buffer: any Buffer) {
         guard let buffer = buffer as? CoreMLBuffer else { return nil }
         self.init(buffer.array)
     }
 
     /// Describe a state; nil if another back end made it.
-    public init?(_ name: String, of state: any ProgramState) {
+    package init?(_ name: String, of state: any ProgramState) {
         guard let state = state as? CoreMLState else { return nil }
         self = state.state.withMultiArray(for: name) { ArrayLayout($0) }
     }
@@ -143,13 +143,13 @@ public struct ArrayLayout: Codable, Equatable, Sendable {
     }
 
     /// Return whether two buffers are one object of Core ML; nil if another back end made them.
-    public static func isOneObject(_ a: any Buffer, _ b: any Buffer) -> Bool? {
+    package static func isOneObject(_ a: any Buffer, _ b: any Buffer) -> Bool? {
         guard let a = a as? CoreMLBuffer, let b = b as? CoreMLBuffer else { return nil }
         return a.array === b.array
     }
 
     /// Return whether two buffers begin at one place in memory; nil if another back end made them.
-    public static func isOneMemory(_ a: any Buffer, _ b: any Buffer) -> Bool? {
+    package static func isOneMemory(_ a: any Buffer, _ b: any Buffer) -> Bool? {
         guard let a = a as? CoreMLBuffer, let b = b as? CoreMLBuffer else { return nil }
         func place(_ array: MLMultiArray) -> Int { array.withUnsafeBytes { Int(bitPattern: $0.baseAddress) } }
         return place(a.array) == place(b.array)

@@ -6,9 +6,9 @@ import os
 #endif
 
 /// What a model takes, and what the system leaves.
-public enum Memory {
+package enum Memory {
     /// Bytes that the app may still take before the system ends it; nil where the system sets no limit, as on a Mac.
-    public static var available: Int? {
+    package static var available: Int? {
         #if os(iOS) || os(visionOS)
         let left = os_proc_available_memory()
         return left > 0 ? left : nil
@@ -24,12 +24,12 @@ public enum Memory {
     /// - Parameters:
     ///   - manifest: the build's model.json.
     ///   - bundles: the bundles that are loaded in place of the build's own, by the part's name.
-    public static func needed(_ manifest: Manifest, bundles: [String: URL]) -> Int {
+    package static func needed(_ manifest: Manifest, bundles: [String: URL]) -> Int {
         manifest.allParts.map { bytes(bundles[$0.name] ?? $0.program) }.reduce(states(manifest), +)
     }
 
     /// Return the bytes of the states of one session.
-    public static func states(_ manifest: Manifest) -> Int {
+    package static func states(_ manifest: Manifest) -> Int {
         manifest.allParts.map { part in
             let caches = part.written.keys.compactMap { part.inputs[$0]?.map { $0.count(tokens: 1) } }
             return 2 * (part.states.values + caches).map { $0.reduce(1, *) }.reduce(0, +)
@@ -37,7 +37,7 @@ public enum Memory {
     }
 
     /// Return the bytes of all files in a folder.
-    public static func bytes(_ folder: URL) -> Int {
+    package static func bytes(_ folder: URL) -> Int {
         let files = FileManager.default.enumerator(at: folder, includingPropertiesForKeys: nil)
         var total = 0
         while let file = files?.nextObject() as? URL {

@@ -4,7 +4,8 @@ public enum AnswerPiece: Equatable, Sendable {
     case thought(String)
     /// The answer.
     case text(String)
-    /// A call of a function, as the model wrote it.
+    /// A call of a function, as the model wrote it: in `<tool_call>` marks, where `FunctionCall.read` reads it, or the
+    /// arguments of one in harmony's channels.
     case call(String)
 }
 
@@ -12,7 +13,7 @@ public enum AnswerPiece: Equatable, Sendable {
 ///
 /// White space around a thought is left out. An answer that does not begin with a thought has none: marks further on
 /// are text.
-public struct AnswerReader {
+package struct AnswerReader {
     private typealias Text = [Unicode.Scalar]
 
     private enum Place { case before, begun, inside, gap, after }
@@ -22,11 +23,12 @@ public struct AnswerReader {
     private var text: Text = []
     private var space: Text = []  // white space that belongs to what follows it, if anything does
     private var channels: Channels?
+    private var calls = CallSplitter()
 
     /// - Parameters:
     ///   - format: how the model marks thoughts.
     ///   - opened: whether the prompt has opened the thought.
-    public init(_ format: ChatFormat?, opened: Bool) {
+    package init(_ format: ChatFormat?, opened: Bool) {
         begin = Array((format?.thoughts?.begin ?? "").unicodeScalars)
         end = Array((format?.thoughts?.end ?? "").unicodeScalars)
         place = end.isEmpty ? .after : opened ? .begun : .before
@@ -38,7 +40,7 @@ public struct AnswerReader {
     /// - Parameters:
     ///   - next: the next text.
     ///   - ended: whether the answer ends with it.
-    public mutating func push(_ next: String, ended: Bool = false) -> [AnswerPiece] {
+    package mutating func push(_ next: String, ended: Bool = false) -> [AnswerPiece] {
         text += next.unicodeScalars
         var pieces: [AnswerPiece] = []
         if place == .before { leaveOut(ended) }
@@ -51,7 +53,7 @@ public struct AnswerReader {
         let rest = string(text)
         text = []
         if channels != nil { return pieces + channels!.push(rest, ended: ended) }
-        return rest.isEmpty ? pieces : pieces + [.text(rest)]
+        return pieces + calls.push(rest, ended: ended)
     }
 
     /// Look for the mark with which a thought begins.
@@ -148,7 +150,7 @@ private struct Channels {
     }
 }
 
-private func string(_ scalars: [Unicode.Scalar]) -> String { String(String.UnicodeScalarView(scalars)) }
+func string(_ scalars: [Unicode.Scalar]) -> String { String(String.UnicodeScalarView(scalars)) }
 
 /// Return the first place of any mark in a text.
 func first(of marks: [[Unicode.Scalar]], in text: [Unicode.Scalar]) -> Int? {
@@ -156,7 +158,7 @@ func first(of marks: [[Unicode.Scalar]], in text: [Unicode.Scalar]) -> Int? {
 }
 
 /// Return the length of the longest end of a text that begins a mark.
-private func begun(_ marks: [[Unicode.Scalar]], at text: [Unicode.Scalar]) -> Int {
+func begun(_ marks: [[Unicode.Scalar]], at text: [Unicode.Scalar]) -> Int {
     let longest = min((marks.map(\.count).max() ?? 1) - 1, text.count)
     return stride(from: longest, to: 0, by: -1).first { length in
         marks.contains { $0.starts(with: text.suffix(length)) }

@@ -2,7 +2,7 @@
 ///
 /// It keeps no text. For the newest token, at position p, it reads the model's last hidden state at p - 1, and the
 /// caches that the host keeps for the model. docs/model-json.md in the repository says how.
-public final class AssistantDrafter: Drafter {
+package final class AssistantDrafter: Drafter {
     private let model: Engine
     private let join: Program
     private let layers: Program
@@ -17,7 +17,7 @@ public final class AssistantDrafter: Drafter {
     /// Load the assistant of a session's build.
     ///
     /// - Throws: `ShardmillError` if the build has no assistant, or the assistant can't be loaded.
-    public init(_ model: Session, backend: any Backend) throws {
+    package init(_ model: Session, backend: any Backend) throws {
         let manifest = model.engine.manifest
         guard let format = manifest.drafter, format.kind == .assistant else {
             throw ShardmillError(.request, "\(manifest.model) has no assistant to draft with")
@@ -30,13 +30,13 @@ public final class AssistantDrafter: Drafter {
         width = format.parts[1].inputs["hidden"]![1].count(tokens: 1)
     }
 
-    public func reset(_ prompt: [Int]) { newest = (prompt.last ?? 0, prompt.count - 1) }
+    package func reset(_ prompt: [Int]) { newest = (prompt.last ?? 0, prompt.count - 1) }
 
-    public func observe(_ emitted: [Int]) {
+    package func observe(_ emitted: [Int]) {
         newest = (emitted.last ?? newest.token, newest.position + emitted.count)
     }
 
-    public func propose(_ limit: Int) throws -> Draft {
+    package func propose(_ limit: Int) throws -> Draft {
         // The model's last pass must have been at the position before.
         guard let read = model.lastOutput(newest.position - 1) else { return Draft() }
         try layers.move(to: model.layout.length, keep: false)

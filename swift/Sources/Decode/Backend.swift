@@ -2,7 +2,7 @@
 ///
 /// Everything here is synchronous, and used by one thread at a time. Loading may take minutes on a device, so the
 /// caller is expected to run on a thread of its own (`ModelActor` in the module Shardmill does).
-public protocol Backend: AnyObject {
+package protocol Backend: AnyObject {
     /// Load one function of a part's program.
     ///
     /// - Parameters:
@@ -12,7 +12,7 @@ public protocol Backend: AnyObject {
 }
 
 /// One function of a program, ready to run.
-public protocol LoadedFunction: AnyObject {
+package protocol LoadedFunction: AnyObject {
     /// Make states of zeros. All functions of a part at one context length share the states of the first one.
     func makeState() throws -> any ProgramState
 
@@ -24,7 +24,7 @@ public protocol LoadedFunction: AnyObject {
 }
 
 /// The states of a program: its key/value cache and its convolutions' rings.
-public protocol ProgramState: AnyObject {
+package protocol ProgramState: AnyObject {
     /// Return a copy of a state.
     func read(_ name: String) throws -> HostArray
     /// Replace a state.
@@ -32,7 +32,7 @@ public protocol ProgramState: AnyObject {
 }
 
 /// An array in the back end's memory, whose elements may be fp16 or fp32.
-public protocol Buffer: AnyObject {
+package protocol Buffer: AnyObject {
     /// The extents.
     var shape: [Int] { get }
     /// Replace all elements, in row-major order.
@@ -46,25 +46,25 @@ public protocol Buffer: AnyObject {
 }
 
 /// An array in the host's own memory, for back ends without a device.
-public final class HostBuffer: Buffer {
+package final class HostBuffer: Buffer {
     /// The array.
-    public private(set) var array: HostArray
+    package private(set) var array: HostArray
 
     /// Hold an array.
-    public init(_ array: HostArray) { self.array = array }
+    package init(_ array: HostArray) { self.array = array }
 
     /// The extents.
-    public var shape: [Int] { array.shape }
+    package var shape: [Int] { array.shape }
 
-    public func write(_ values: [Float]) throws { array.values = values }
+    package func write(_ values: [Float]) throws { array.values = values }
 
-    public func write(_ values: ArraySlice<Float>, at offset: Int) throws {
+    package func write(_ values: ArraySlice<Float>, at offset: Int) throws {
         array.values.replaceSubrange(offset..<offset + values.count, with: values)
     }
 
-    public func read() throws -> [Float] { array.values }
+    package func read() throws -> [Float] { array.values }
 
-    public func withColumns<Result>(_ body: (Columns) throws -> Result) throws -> Result {
+    package func withColumns<Result>(_ body: (Columns) throws -> Result) throws -> Result {
         let (channels, tokens) = (array.shape[1], array.shape[2])
         return try array.values.withUnsafeBufferPointer { values in
             guard let first = values.baseAddress else { throw ShardmillError(.program, "an output is empty") }
@@ -74,20 +74,20 @@ public final class HostBuffer: Buffer {
 }
 
 /// A host's array of fp32 numbers, in row-major order.
-public struct HostArray: Equatable, Sendable {
+package struct HostArray: Equatable, Sendable {
     /// The extents.
-    public var shape: [Int]
+    package var shape: [Int]
     /// The elements, in row-major order.
-    public var values: [Float]
+    package var values: [Float]
 
     /// Make an array of elements in row-major order; there must be as many as the shape says.
-    public init(shape: [Int], values: [Float]) {
+    package init(shape: [Int], values: [Float]) {
         self.shape = shape
         self.values = values
     }
 
     /// Make an array of zeros.
-    public init(zeros shape: [Int]) {
+    package init(zeros shape: [Int]) {
         self.init(shape: shape, values: [Float](repeating: 0, count: shape.reduce(1, *)))
     }
 

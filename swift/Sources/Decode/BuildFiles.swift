@@ -1,21 +1,21 @@
 import Foundation
 
 /// A file of a build, as model.json names it.
-public struct BuildFile: Equatable, Sendable {
+package struct BuildFile: Equatable, Sendable {
     /// Its path in the build's folder.
-    public let path: String
+    package let path: String
     /// Its sha256, in hexadecimal digits.
-    public let sha256: String
+    package let sha256: String
 }
 
 /// The files of a build.
-public struct BuildFiles: Sendable {
+package struct BuildFiles: Sendable {
     /// The model's name.
-    public let model: String
+    package let model: String
     /// Every file that a device needs, but model.json.
-    public let files: [BuildFile]
+    package let files: [BuildFile]
     /// The bytes of these files, as far as model.json says them: builds that are older than this key have none.
-    public let bytes: Int
+    package let bytes: Int
 
     /// Read what model.json says.
     ///
@@ -24,7 +24,7 @@ public struct BuildFiles: Sendable {
     ///   - compiled: whether compiled programs are wanted whose packages are there. A device compiles the packages, if
     ///     not the very version of its system compiled the programs.
     /// - Throws: `ShardmillError` of kind `build` if it is damaged, or leads out of the build.
-    public init(_ content: Data, compiled: Bool) throws {
+    package init(_ content: Data, compiled: Bool) throws {
         func damaged(_ why: String) -> ShardmillError { ShardmillError(.build, "model.json: \(why)") }
         guard let read = try? JSONSerialization.jsonObject(with: content) as? [String: Any],
             let model = read["model"] as? String, let parts = read["parts"] as? [[String: Any]]
@@ -56,17 +56,17 @@ public struct BuildFiles: Sendable {
 }
 
 /// The sha256 of bytes that come piece by piece.
-public struct SHA256: Sendable {
+package struct SHA256: Sendable {
     private static let rounds: [UInt32] = primes(64).map { fraction(cbrt(Double($0))) }
     private var state: [UInt32] = primes(8).map { fraction(Double($0).squareRoot()) }
     private var pending: [UInt8] = []
     private var count = 0
 
     /// Begin.
-    public init() {}
+    package init() {}
 
     /// Take the next bytes.
-    public mutating func update(_ bytes: Data) {
+    package mutating func update(_ bytes: Data) {
         count += bytes.count
         pending += bytes
         let whole = pending.count / 64 * 64
@@ -79,7 +79,7 @@ public struct SHA256: Sendable {
     }
 
     /// Return the sum in hexadecimal digits.
-    public func hexadecimal() -> String {
+    package func hexadecimal() -> String {
         var last = self
         let padding = [0x80] + [UInt8](repeating: 0, count: (119 - count % 64) % 64)
         let length = withUnsafeBytes(of: UInt64(count * 8).bigEndian) { [UInt8]($0) }
@@ -132,7 +132,7 @@ public struct SHA256: Sendable {
 /// - Parameters:
 ///   - file: where it lies.
 ///   - check: called between pieces of the file, with how many bytes were read; it may throw to stop.
-public func sum(of file: URL, check: (Int) throws -> Void = { _ in }) throws -> (sha256: String, bytes: Int)? {
+package func sum(of file: URL, check: (Int) throws -> Void = { _ in }) throws -> (sha256: String, bytes: Int)? {
     guard let handle = try? FileHandle(forReadingFrom: file) else { return nil }
     defer { try? handle.close() }
     var (sum, total) = (SHA256(), 0)

@@ -5,7 +5,7 @@ import Foundation
 /// The build proves it against the checkpoint's chat template; a template that does more is not in model.json.
 public struct ChatFormat: Decodable, Equatable, Sendable {
     /// Who says a message.
-    public enum Role: String, Sendable {
+    package enum Role: String, Sendable {
         /// The app's instructions.
         case system
         /// The user.
@@ -21,13 +21,13 @@ public struct ChatFormat: Decodable, Equatable, Sendable {
         /// The text after a message.
         public let after: String
         /// What a message loses at its ends; nil is nothing.
-        public let strip: Strip?
+        package let strip: Strip?
         /// What of a message does not count; nil is nothing.
-        public let cut: Cut?
+        package let cut: Cut?
         /// Whether a system message of which nothing is left counts as none; nil is false.
-        public let skip_empty: Bool?
+        package let skip_empty: Bool?
         /// Texts that a message must not contain, as the template does something else with them; nil is none.
-        public let interprets: [String]?
+        package let interprets: [String]?
 
         /// Return what is left of a message.
         func edited(_ text: String) -> String {
@@ -46,17 +46,17 @@ public struct ChatFormat: Decodable, Equatable, Sendable {
     }
 
     /// Of a message that contains a mark, only what follows the mark's last place counts.
-    public struct Cut: Decodable, Equatable, Sendable {
+    package struct Cut: Decodable, Equatable, Sendable {
         /// The mark.
-        public let mark: String
+        package let mark: String
         /// What the rest then loses at its ends; nil is nothing.
-        public let strip: Strip?
+        package let strip: Strip?
     }
 
     /// Which characters a text loses at its ends.
-    public struct Strip: Decodable, Equatable, Sendable {
+    package struct Strip: Decodable, Equatable, Sendable {
         /// Where characters are lost.
-        public enum Ends: String, Decodable, Sendable {
+        package enum Ends: String, Decodable, Sendable {
             /// At the beginning and at the end.
             case both
             /// At the beginning.
@@ -66,12 +66,12 @@ public struct ChatFormat: Decodable, Equatable, Sendable {
         }
 
         /// Where characters are lost; nil is nowhere.
-        public let ends: Ends?
+        package let ends: Ends?
         /// The characters; nil is white space.
-        public let characters: String?
+        package let characters: String?
 
         /// Read `true`, which is white space at both ends, `false` or an object.
-        public init(from decoder: any Decoder) throws {
+        package init(from decoder: any Decoder) throws {
             if let whole = try? decoder.singleValueContainer().decode(Bool.self) {
                 (ends, characters) = (whole ? .both : nil, nil)
                 return
@@ -106,7 +106,7 @@ public struct ChatFormat: Decodable, Equatable, Sendable {
         public let end: String
 
         /// Return whether a prompt ends in a thought, which the model continues.
-        public func isOpened(by prompt: String) -> Bool {
+        package func isOpened(by prompt: String) -> Bool {
             trailing(prompt).unicodeScalars.reversed().starts(with: trailing(begin).unicodeScalars.reversed())
         }
 
@@ -117,25 +117,25 @@ public struct ChatFormat: Decodable, Equatable, Sendable {
     }
 
     /// The text before everything else.
-    public let begin: String
+    package let begin: String
     /// The text in place of a system message, if there is none; nil is none.
-    public let withoutSystem: String?
+    package let withoutSystem: String?
     /// What becomes of a system message; nil if there is no place for one.
     public let system: Around?
     /// What becomes of a question.
-    public let user: Around
+    package let user: Around
     /// What becomes of an answer.
-    public let assistant: Around
+    package let assistant: Around
     /// The text after which the answer begins.
-    public let generate: String
+    package let generate: String
     /// Tokens that end an answer, beside `eos_token_ids`.
-    public let stop: [Int]
+    package let stop: [Int]
     /// Parts of the texts in whose place the date stands, and the directives of `strftime` for each; nil is none.
-    public let dates: [String: String]?
+    package let dates: [String: String]?
     /// The marks of thoughts; nil if the model does not think between marks.
     public let thoughts: Thoughts?
     /// Whether an answer has channels, as harmony calls them; nil is false.
-    public let channels: Bool?
+    package let channels: Bool?
 
     enum CodingKeys: String, CodingKey, CaseIterable {
         case begin, system, user, assistant, generate, stop, dates, thoughts, channels
@@ -149,7 +149,7 @@ public struct ChatFormat: Decodable, Equatable, Sendable {
     ///   - date: the day that the text names, if the format names one.
     /// - Throws: `ShardmillError` of kind `request` if the conversation is not of the form that the build has proven: a
     ///   system message if there is a place for one, then questions and answers in turn, a question at the end.
-    public func text(of messages: [(role: Role, content: String)], on date: Date = Date()) throws -> String {
+    package func text(of messages: [(role: Role, content: String)], on date: Date = Date()) throws -> String {
         var told = messages.first?.role == .system
         if told && system == nil {
             throw ShardmillError(.request, "the model's chat format has no place for instructions")

@@ -1,12 +1,12 @@
 /// Proposed next tokens, and for each an estimate of the probability that it is right if the tokens before it are.
-public struct Draft: Equatable, Sendable {
+package struct Draft: Equatable, Sendable {
     /// The tokens, in order.
-    public var tokens: [Int] = []
+    package var tokens: [Int] = []
     /// For each token, the estimate.
-    public var confidence: [Double] = []
+    package var confidence: [Double] = []
 
     /// Make a draft; an empty one proposes nothing.
-    public init(tokens: [Int] = [], confidence: [Double] = []) {
+    package init(tokens: [Int] = [], confidence: [Double] = []) {
         self.tokens = tokens
         self.confidence = confidence
     }
@@ -17,7 +17,7 @@ public struct Draft: Equatable, Sendable {
 }
 
 /// A source of guesses for the model's next tokens. It only affects speed, never which tokens come out.
-public protocol Drafter: AnyObject {
+package protocol Drafter: AnyObject {
     /// Start a request.
     func reset(_ prompt: [Int]) throws
     /// Propose at most `limit` tokens to follow the text: the prompt and all emitted tokens.
@@ -30,22 +30,22 @@ public protocol Drafter: AnyObject {
 ///
 /// The longest known suffix wins, and among its earlier occurrences the most recent. Each drafted token is looked up
 /// separately, as if the drafts before it were text.
-public final class NgramDrafter: Drafter {
+package final class NgramDrafter: Drafter {
     private static let confidence = [0.2, 0.4, 0.55, 0.65]  // by length of the match
     private let longest = 4
     private var text: [Int] = []
     private var next: [ArraySlice<Int>: Int] = [:]
 
     /// Make a drafter that knows no text yet.
-    public init() {}
+    package init() {}
 
-    public func reset(_ prompt: [Int]) {
+    package func reset(_ prompt: [Int]) {
         text = []
         next = [:]
         observe(prompt)
     }
 
-    public func propose(_ limit: Int) -> Draft {
+    package func propose(_ limit: Int) -> Draft {
         var tail = Array(text.suffix(longest))
         var draft = Draft()
         while draft.tokens.count < limit, let (token, order) = lookUp(tail) {
@@ -56,7 +56,7 @@ public final class NgramDrafter: Drafter {
         return draft
     }
 
-    public func observe(_ emitted: [Int]) {
+    package func observe(_ emitted: [Int]) {
         for token in emitted {
             let tail = text.suffix(longest)
             for order in 1..<tail.count + 1 { next[ArraySlice(Array(tail.suffix(order)))] = token }
@@ -78,7 +78,7 @@ public final class NgramDrafter: Drafter {
 ///
 /// Blumer et al., "The smallest automaton recognizing the subwords of a text", 1985; used for drafting by Hu et al.,
 /// "SAM Decoding", 2024.
-public final class SuffixDrafter: Drafter {
+package final class SuffixDrafter: Drafter {
     private struct State {
         var next: [Int: Int] = [:]
         var link = -1
@@ -93,19 +93,19 @@ public final class SuffixDrafter: Drafter {
     private var last = 0
 
     /// Make a drafter that knows no text yet.
-    public init() {}
+    package init() {}
 
-    public func reset(_ prompt: [Int]) {
+    package func reset(_ prompt: [Int]) {
         states = [State()]
         last = 0
         observe(prompt)
     }
 
-    public func observe(_ emitted: [Int]) {
+    package func observe(_ emitted: [Int]) {
         for token in emitted { extend(token) }
     }
 
-    public func propose(_ limit: Int) -> Draft {
+    package func propose(_ limit: Int) -> Draft {
         var state = max(states[last].link, 0)  // the longest suffix of the text that also occurred earlier
         var length = states[state].length
         var draft = Draft()

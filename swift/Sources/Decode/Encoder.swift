@@ -4,9 +4,9 @@ import Foundation
 ///
 /// A program takes as many tokens as its bucket has. A bucket may have a chain of programs. Texts fill the first tokens, one after the other; no token sees a
 /// token of another text, or of the rest. So neither the bucket nor its other texts change the rows of a text.
-public final class Encoder {
+package final class Encoder {
     /// The build's model.json.
-    public let manifest: EncoderManifest
+    package let manifest: EncoderManifest
     private let embedding: Table
     private let positions: Table?
     private let types: Table?
@@ -19,7 +19,7 @@ public final class Encoder {
     ///   - manifest: the build's model.json.
     ///   - backend: what runs the programs.
     ///   - progress: called before each part is loaded, with its place.
-    public init(
+    package init(
         _ manifest: EncoderManifest, backend: any Backend, progress: (Part, Int) throws -> Void = { _, _ in }
     ) throws {
         self.manifest = manifest
@@ -49,7 +49,7 @@ public final class Encoder {
     /// - Parameters:
     ///   - texts: the tokens of each text.
     ///   - beforePass: called before every pass; it may throw to stop.
-    public func run(_ texts: [[Int]], beforePass: () throws -> Void = {}) throws -> [Rows] {
+    package func run(_ texts: [[Int]], beforePass: () throws -> Void = {}) throws -> [Rows] {
         var found = [Rows](repeating: Rows(columns: 0, values: []), count: texts.count)
         for together in packedTexts(texts.map(\.count), longest: manifest.longest) {
             try beforePass()
@@ -110,17 +110,17 @@ public final class Encoder {
 }
 
 /// Rows of numbers, [n, columns].
-public struct Rows: Equatable, Sendable {
+package struct Rows: Equatable, Sendable {
     /// The numbers of a row.
-    public let columns: Int
+    package let columns: Int
     /// All numbers, row after row.
-    public let values: [Float]
+    package let values: [Float]
 
     /// The number of rows.
-    public var count: Int { columns == 0 ? 0 : values.count / columns }
+    package var count: Int { columns == 0 ? 0 : values.count / columns }
 
     /// Return one row.
-    public subscript(row: Int) -> ArraySlice<Float> { values[row * columns..<(row + 1) * columns] }
+    package subscript(row: Int) -> ArraySlice<Float> { values[row * columns..<(row + 1) * columns] }
 }
 
 extension HostArray {

@@ -13,7 +13,7 @@ public struct EncoderManifest: Sendable {
     }
 
     /// How an embedding is made from the rows of a text.
-    public enum Pooling: String, Sendable {
+    package enum Pooling: String, Sendable {
         /// The mean of all rows.
         case mean
         /// The first row.
@@ -25,29 +25,29 @@ public struct EncoderManifest: Sendable {
     /// What the model is for.
     public let task: Task
     /// The tokens that a pass may have, in the order of their programs.
-    public let buckets: [Int]
+    package let buckets: [Int]
     /// The names of the labels, by row of the logits.
     public let labels: [String]
     /// How many positions a token of a sliding layer sees on either side; nil if no layer slides.
-    public let band: Int?
+    package let band: Int?
     /// How many tokens on either side an output may depend on; nil if on all.
-    public let reach: Int?
+    package let reach: Int?
     /// How an embedding is made.
-    public let pooling: Pooling
+    package let pooling: Pooling
     /// The number of tokens in the vocabulary.
-    public let vocab: Int
+    package let vocab: Int
     /// Rotary tables, by name.
-    public let rope: [String: RopeTable]
+    package let rope: [String: RopeTable]
     /// The file with the host's tables.
-    public let embedding: URL
+    package let embedding: URL
     /// tokenizer.json.
-    public let tokenizer: URL
+    package let tokenizer: URL
     /// The checkpoint's calibration of transitions between labels; nil if it has none.
-    public let calibration: URL?
+    package let calibration: URL?
     /// The programs of each bucket, bucket by bucket; a bucket's follow one another in a pass.
-    public let parts: [Part]
+    package let parts: [Part]
     /// The package that each part's program was compiled from, by the part's name.
-    public let packages: [String: URL]
+    package let packages: [String: URL]
     /// The build's folder.
     public let folder: URL
 
@@ -83,7 +83,7 @@ public struct EncoderManifest: Sendable {
     ///
     /// - Throws: `ShardmillError` of kind `build` that names the key, if the file is missing, damaged, a decoder's, of
     ///   another format, or contradicts itself.
-    public init(folder: URL) throws {
+    package init(folder: URL) throws {
         let file = folder.appendingPathComponent("model.json")
         guard let data = try? Data(contentsOf: file) else {
             throw ShardmillError(.build, "\(file.path) can't be read: is this the folder of a finished build?")

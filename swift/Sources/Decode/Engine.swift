@@ -3,11 +3,11 @@
 /// The host does what the graph contract assigns to it: it looks up embeddings, computes the arrays of a pass, and
 /// chains the parts. A rejected draft needs nothing: its slots are hidden by their positions until they are
 /// overwritten.
-public class Engine {
+package class Engine {
     /// The build's model.json.
-    public let manifest: Manifest
+    package let manifest: Manifest
     /// The positions in all slots.
-    public private(set) var layout: KVLayout
+    package private(set) var layout: KVLayout
     let table: Table
     /// Rows for each token and layer, the layers of a token one after the other; nil if no program reads them.
     private let rows: LayerRows?
@@ -28,7 +28,14 @@ public class Engine {
     ///   - manifest: the build's model.json.
     ///   - backend: what runs the programs.
     ///   - progress: called before each part is loaded, with its place.
-    public init(_ manifest: Manifest, backend: any Backend, progress: (Part, Int) throws -> Void = { _, _ in }) throws {
+    package convenience init(
+        _ manifest: Manifest, backend: any Backend, progress: (Part, Int) throws -> Void = { _, _ in }
+    ) throws {
+        try self.init(of: manifest, backend, progress)
+    }
+
+    /// Internal, since Swift 6.0 warns of a recursion in a subclass of a class whose own initializer is `package`.
+    init(of manifest: Manifest, _ backend: any Backend, _ progress: (Part, Int) throws -> Void) throws {
         self.manifest = manifest
         layout = KVLayout(manifest)
         table = try Table(manifest.embedding)
@@ -60,13 +67,13 @@ public class Engine {
     }
 
     /// Forget every slot and go back to the shortest context.
-    public func reset() throws {
+    package func reset() throws {
         layout.reset()
         try move(to: manifest.lengths[0])
     }
 
     /// Move to the shortest context of at least `slots` slots; the contents of slots beyond it are forgotten.
-    public func fit(_ slots: Int) throws {
+    package func fit(_ slots: Int) throws {
         guard let length = manifest.lengths.first(where: { $0 >= slots }) else {
             throw ShardmillError(
                 .promptTooLong, "a text takes \(slots) slots, the context has \(manifest.context): shorten it")
@@ -88,7 +95,7 @@ public class Engine {
     }
 
     /// Forget every slot, and make all states and caches anew: no mask hides what is not a number.
-    public func renew() throws {
+    package func renew() throws {
         for part in layers { try part.program.renew() }
         try reset()
     }
@@ -98,7 +105,7 @@ public class Engine {
     /// What the slots hold then belongs to the adapter before, which may have had the same name.
     ///
     /// - Throws: `ShardmillError` if the build has no such adapter, or it is damaged; the adapter before then stays.
-    public func adapt(_ name: String?) throws -> Bool {
+    package func adapt(_ name: String?) throws -> Bool {
         let version = name.map(manifest.adapterVersion)  // read first: whatever is replaced later is noticed next time
         if version == adapter { return false }
         let matrices = try name.map(manifest.adapter) ?? [:]
@@ -108,13 +115,13 @@ public class Engine {
     }
 
     /// Hide slots until they are written again.
-    public func forget(_ slots: [Int]) { layout.forget(slots) }
+    package func forget(_ slots: [Int]) { layout.forget(slots) }
 
     /// Return whether the next pass may start at a position, given what rings still hold.
-    public func rewindable(_ position: Int) -> Bool { layout.rewindable(position) }
+    package func rewindable(_ position: Int) -> Bool { layout.rewindable(position) }
 
     /// Return how many tokens fed one by one from a position on can be undone; nil if any number.
-    public func undoable(_ position: Int) -> Int? { layout.undoable(position) }
+    package func undoable(_ position: Int) -> Int? { layout.undoable(position) }
 
     /// The caches that the host keeps for all layers, by the names of inputs.
     var caches: [String: any Buffer] { layers.reduce(into: [:]) { $0.merge($1.program.caches) { $1 } } }
@@ -132,7 +139,7 @@ public class Engine {
     }
 
     /// Write each token's key and value into its slot and return the logits, which are valid until the next pass.
-    public func forward(_ tokens: [Int], slots: [Int], positions: [Int]) throws -> Logits {
+    package func forward(_ tokens: [Int], slots: [Int], positions: [Int]) throws -> Logits {
         let hidden = try hidden(tokens, slots: slots, positions: positions)
         let given = ["hidden": hidden]
         let rows = try heads.map { try $0.output(given, tokens: tokens.count) }
@@ -144,7 +151,7 @@ public class Engine {
     }
 
     /// Do the same as `forward`, but run only the programs that keep something for later passes.
-    public func write(_ tokens: [Int], slots: [Int], positions: [Int]) throws {
+    package func write(_ tokens: [Int], slots: [Int], positions: [Int]) throws {
         let keeping = layers.lastIndex { !$0.program.part.states.isEmpty || !$0.program.part.written.isEmpty }
         let parts = taps == nil ? keeping.map { $0 + 1 } : nil
         _ = try hidden(tokens, slots: slots, positions: positions, parts: parts)

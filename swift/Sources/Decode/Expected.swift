@@ -27,7 +27,7 @@ func expectedShares(count: Int, experts: Int, taken: Int) -> [Float] {
 }
 
 /// What a build's programs must give for inputs that any machine can make; docs/model-json.md describes the file.
-public struct Expected: Sendable {
+package struct Expected: Sendable {
     /// The entry of one part.
     struct Entry: Decodable {
         let seeds: [String: [Int]]?
@@ -70,7 +70,7 @@ public struct Expected: Sendable {
     /// Read the results that a build carries.
     ///
     /// - Throws: `ShardmillError` of kind `build` if the file is missing or damaged.
-    public init(_ url: URL) throws {
+    package init(_ url: URL) throws {
         file = try TensorFile(url)
         let about: About
         do {
@@ -115,7 +115,7 @@ extension Engine {
     ///   - expected: the results that the build carries.
     ///   - precision: "fp16", as devices compute, or "fp32".
     ///   - note: called with each result; it may throw to stop.
-    public func check(_ expected: Expected, precision: String = "fp16", note: (CheckedPart) throws -> Void) throws {
+    package func check(_ expected: Expected, precision: String = "fp16", note: (CheckedPart) throws -> Void) throws {
         for part in manifest.parts {
             guard let entry = expected.entries[part.name], let seeds = entry.seeds,
                 let limit = entry.limits?[precision], let program = program(part.name)

@@ -1,15 +1,15 @@
 /// How a request is decoded, apart from its prompt.
-public struct Options: Sendable {
+package struct Options: Sendable {
     /// The most tokens to generate.
-    public var maxTokens: Int
+    package var maxTokens: Int
     /// How tokens are chosen.
-    public var sampling: Sampling
+    package var sampling: Sampling
     /// Rows of a wider pass whose two best tokens are closer than this run again as a single token. For engines whose
     /// rows differ with the width of the pass; model.json's `margin` says by how much.
-    public var guardMargin: Double
+    package var guardMargin: Double
 
     /// Choose how much to generate, and how.
-    public init(maxTokens: Int = 256, sampling: Sampling = Sampling(), guardMargin: Double = 0) {
+    package init(maxTokens: Int = 256, sampling: Sampling = Sampling(), guardMargin: Double = 0) {
         self.maxTokens = maxTokens
         self.sampling = sampling
         self.guardMargin = guardMargin
@@ -29,32 +29,32 @@ public enum FinishReason: String, Sendable {
 }
 
 /// One emitted token.
-public struct Token: Equatable, Sendable {
+package struct Token: Equatable, Sendable {
     /// The token's number.
-    public let id: Int
+    package let id: Int
     /// True if the drafter had proposed it.
-    public let fromDraft: Bool
+    package let fromDraft: Bool
 }
 
 /// One request in progress: prefill, then pass after pass draft, verify, accept, until something ends it.
 ///
 /// For any drafter, greedy tokens equal those of plain one-token decoding, and sampled tokens have the model's
 /// distribution. A caller may stop at any token; the session then holds what the finished passes committed.
-public final class Generation {
+package final class Generation {
     /// The slots that the text lies in.
-    public let session: Session
+    package let session: Session
     /// Tokens of the prompt.
-    public let promptTokens: Int
+    package let promptTokens: Int
     /// Prompt tokens that were reused from the session.
-    public private(set) var reusedTokens = 0
+    package private(set) var reusedTokens = 0
     /// Decode passes so far.
-    public private(set) var passes = 0
+    package private(set) var passes = 0
     /// Drafted tokens that passes had so far.
-    public private(set) var drafted = 0
+    package private(set) var drafted = 0
     /// Drafted tokens that were right so far.
-    public private(set) var accepted = 0
+    package private(set) var accepted = 0
     /// Nil while the generation goes on.
-    public private(set) var reason: FinishReason?
+    package private(set) var reason: FinishReason?
 
     private let options: Options
     private let drafter: (any Drafter)?
@@ -72,7 +72,7 @@ public final class Generation {
     ///   - options: how much to generate, and how.
     ///   - drafter: where drafts come from; nil for none.
     ///   - progress: called after each pass with the prompt tokens in the slots; it may throw to stop.
-    public init(
+    package init(
         _ session: Session, prompt: [Int], options: Options, drafter: (any Drafter)? = nil,
         progress: (Int) throws -> Void = { _ in }
     ) throws {
@@ -96,7 +96,7 @@ public final class Generation {
     }
 
     /// Return the next token, or nil after the last one; `reason` then says why.
-    public func next() throws -> Token? {
+    package func next() throws -> Token? {
         if reason != nil { return nil }
         if ready.isEmpty { try decodePass() }
         let token = ready.removeFirst()
@@ -112,7 +112,7 @@ public final class Generation {
     }
 
     /// End the generation before its next token, for example at a stop string.
-    public func stop() { reason = reason ?? .stop }
+    package func stop() { reason = reason ?? .stop }
 
     /// Feed the pending token and drafts, and keep the drafts that the model itself would have produced.
     private func decodePass() throws {

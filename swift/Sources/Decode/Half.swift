@@ -3,10 +3,10 @@
 /// Swift has no Float16 on a Mac with an Intel processor, nor for Catalyst there. The package can't run programs there,
 /// but an app is often built for both processors, and must compile. Elsewhere an Intel processor has it, but converts
 /// by a call for each number.
-public enum Half {
+package enum Half {
     /// Return the number that 16 bits stand for.
     @inlinable
-    public static func float(_ bits: UInt16) -> Float {
+    package static func float(_ bits: UInt16) -> Float {
         #if arch(x86_64)
         return computedFloat(bits)
         #else
@@ -16,7 +16,7 @@ public enum Half {
 
     /// Return the bits of the nearest number of half precision; among two the even one.
     @inlinable
-    public static func bits(_ value: Float) -> UInt16 {
+    package static func bits(_ value: Float) -> UInt16 {
         #if arch(x86_64) && (os(macOS) || targetEnvironment(macCatalyst))
         return computedBits(value)
         #else

@@ -51,7 +51,7 @@ final class HeadEngine: Engine {
         self.model = model
         fuse = try Program(head.fuse, backend: backend)
         joins = head.kind == .mtp
-        try super.init(model.manifest.of(head), backend: backend)
+        try super.init(of: model.manifest.of(head), backend) { _, _ in }
         model.keepTaps(head.taps)
     }
 
@@ -100,7 +100,7 @@ final class HeadEngine: Engine {
 /// Li et al., "EAGLE-3: Scaling up Inference Acceleration of Large Language Models via Training-Time Test", 2025. The
 /// head's session holds the text from its second token on. Its drafts are dropped after a pass, and the next proposal
 /// reads the hidden states that the pass has left in the model's engine.
-public final class HeadDrafter: Drafter {
+package final class HeadDrafter: Drafter {
     private let head: HeadEngine
     private let session: Session
     private let drafted: [Int]
@@ -117,7 +117,7 @@ public final class HeadDrafter: Drafter {
     /// Load the head of the session's build. The session forgets its tokens, since nobody has kept their taps.
     ///
     /// - Throws: `ShardmillError` if the build has no head, or the head can't be loaded.
-    public init(_ model: Session, backend: any Backend) throws {
+    package init(_ model: Session, backend: any Backend) throws {
         let manifest = model.engine.manifest
         guard let format = manifest.drafter, format.kind != .assistant else {
             throw ShardmillError(.request, "\(manifest.model) has no head to draft with")
@@ -128,13 +128,13 @@ public final class HeadDrafter: Drafter {
         _ = try model.truncate(0)
     }
 
-    public func reset(_ prompt: [Int]) throws {
+    package func reset(_ prompt: [Int]) throws {
         try dropDrafts()  // the last request may have been abandoned in the middle of a pass
         if prompt.first != first || head.model.adapter != adapter { _ = try session.truncate(0) }
         (text, first, adapter, isFresh) = (prompt, prompt.first, head.model.adapter, true)
     }
 
-    public func propose(_ limit: Int) throws -> Draft {
+    package func propose(_ limit: Int) throws -> Draft {
         if limit < 1 || text.count < 2 || !session.canHold(text.count - 1) { return Draft() }
         head.known = text.count - 1
         var (logits, row) = try caughtUp(Array(text.dropFirst()))
@@ -151,7 +151,7 @@ public final class HeadDrafter: Drafter {
         }
     }
 
-    public func observe(_ emitted: [Int]) throws {
+    package func observe(_ emitted: [Int]) throws {
         try dropDrafts()
         text += emitted
     }
@@ -181,7 +181,7 @@ public final class HeadDrafter: Drafter {
 /// Load what a session's build has to draft with: a head, an MTP layer or an assistant.
 ///
 /// - Throws: `ShardmillError` if the build has none of them, or it can't be loaded.
-public func loadDrafter(_ model: Session, backend: any Backend) throws -> any Drafter {
+package func loadDrafter(_ model: Session, backend: any Backend) throws -> any Drafter {
     model.engine.manifest.drafter?.kind == .assistant
         ? try AssistantDrafter(model, backend: backend) : try HeadDrafter(model, backend: backend)
 }

@@ -10,11 +10,11 @@ let never = Int.max
 /// The positions in all slots, and the arrays of a pass that follow from these positions.
 ///
 /// One layout serves all parts of a model, since all parts see the same tokens.
-public struct KVLayout {
+package struct KVLayout {
     /// S, the number of slots of the whole context.
-    public let slots: Int
+    package let slots: Int
     /// The number of slots that the programs have now.
-    public private(set) var length: Int
+    package private(set) var length: Int
     let window: Int?
     let windowSlots: Int
     let taps: Int
@@ -33,7 +33,7 @@ public struct KVLayout {
     private var tables: [String: (cos: [Float], sin: [Float])] = [:]
 
     /// Make empty slots for a build, and the rotary tables, with a row for each slot.
-    public init(_ manifest: Manifest) {
+    package init(_ manifest: Manifest) {
         self.init(
             slots: manifest.context, window: manifest.window, windowSlots: manifest.windowSlots,
             taps: manifest.convTaps, rope: manifest.rope, recurrence: manifest.recurrence)
@@ -56,7 +56,7 @@ public struct KVLayout {
     }
 
     /// Forget every slot. What the states hold is masked until it is overwritten.
-    public mutating func reset() {
+    package mutating func reset() {
         held = [Int](repeating: never, count: slots)
         recent = [Int](repeating: never, count: windowSlots)
         ring = [Int](repeating: never, count: convRing)
@@ -64,23 +64,23 @@ public struct KVLayout {
     }
 
     /// Whether no slot holds anything.
-    public var isEmpty: Bool { [held, recent, ring].allSatisfy { $0.allSatisfy { $0 == never } } }
+    package var isEmpty: Bool { [held, recent, ring].allSatisfy { $0.allSatisfy { $0 == never } } }
 
     /// Go on with programs of `length` slots; the content of the other slots is forgotten.
-    public mutating func resize(_ length: Int) {
+    package mutating func resize(_ length: Int) {
         for slot in length..<max(slots, length) { held[slot] = never }
         self.length = length
     }
 
     /// Hide slots until they are written again.
-    public mutating func forget(_ slots: [Int]) {
+    package mutating func forget(_ slots: [Int]) {
         let gone = Set(slots.map { held[$0] })
         for slot in recent.indices where gone.contains(recent[slot]) { recent[slot] = never }
         for slot in slots { held[slot] = never }
     }
 
     /// Return whether the next pass may start at a position, given what the rings still hold.
-    public func rewindable(_ position: Int) -> Bool {
+    package func rewindable(_ position: Int) -> Bool {
         if taps > 0 {
             for p in max(position - taps + 1, 0)..<max(position, 0) where ring[p % convRing] != p { return false }
         }
@@ -90,7 +90,7 @@ public struct KVLayout {
 
     /// Return how many tokens may be fed one by one from a position on, so that a pass may still start there; nil if no
     /// recurrence limits this.
-    public func undoable(_ position: Int) -> Int? {
+    package func undoable(_ position: Int) -> Int? {
         guard let recurrence else { return nil }
         let left = (position == 0 ? 0 : folded) + recurrence.block - position
         return left == 0 ? recurrence.block : left  // a block that is full is folded by the first token
@@ -109,7 +109,7 @@ public struct KVLayout {
     ///
     /// - Throws: `ShardmillError` if a layer would need a token that its ring no longer holds; then no slot counts as
     ///   written.
-    public mutating func arrays(slots where_: [Int], positions: [Int]) throws -> [String: HostArray] {
+    package mutating func arrays(slots where_: [Int], positions: [Int]) throws -> [String: HostArray] {
         if windowSlots > 0, let lost = overtaken(positions[0]) {
             throw ShardmillError(
                 .request, "position \(lost) is no longer in the sliding layers' ring of \(windowSlots); feed it again")

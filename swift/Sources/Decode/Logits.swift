@@ -1,12 +1,12 @@
 /// The logits of a pass, [V, T]: the rows of all LM-head parts one after the other, a column for each token.
 ///
 /// They lie where the programs wrote them, and are valid until the next pass.
-public final class Logits {
+package final class Logits {
     private let parts: [any Buffer]
     /// T.
-    public let tokens: Int
+    package let tokens: Int
     /// V.
-    public let vocab: Int
+    package let vocab: Int
     private var likeliest: [Int] = []
     private let columns: ColumnMemory
     private var isTransposed = false
@@ -25,13 +25,13 @@ public final class Logits {
     /// - Parameters:
     ///   - values: [V, T] in row-major order.
     ///   - tokens: T.
-    public convenience init(values: [Float], tokens: Int) {
+    package convenience init(values: [Float], tokens: Int) {
         self.init(
             [HostBuffer(HostArray(shape: [1, values.count / tokens, tokens, 1], values: values))], tokens: tokens)
     }
 
     /// Return the likeliest token after token t; among equals the lowest.
-    public func argmax(_ t: Int) throws -> Int {
+    package func argmax(_ t: Int) throws -> Int {
         if likeliest.isEmpty {  // all columns at once: they share the lines of memory
             var highest = [Float](repeating: -.infinity, count: tokens)
             likeliest = [Int](repeating: 0, count: tokens)
@@ -54,7 +54,7 @@ public final class Logits {
     }
 
     /// Return the logits [V] after token t.
-    public func row(_ t: Int) throws -> [Float] {
+    package func row(_ t: Int) throws -> [Float] {
         var found = [Float](repeating: 0, count: vocab)
         try found.withUnsafeMutableBufferPointer { if let place = $0.baseAddress { try write(t, to: place) } }
         return found
@@ -101,9 +101,9 @@ final class ColumnMemory {
 }
 
 /// An output [1, channels, T, 1] where it lies in memory.
-public struct Columns {
+package struct Columns {
     /// The first element, of an array of fp32 or fp16.
-    public enum Elements {
+    package enum Elements {
         /// fp32.
         case single(UnsafePointer<Float>)
         /// fp16, as bits.
@@ -118,7 +118,7 @@ public struct Columns {
     let tokenStep: Int
 
     /// Describe an output.
-    public init(_ elements: Elements, channels: Int, channelStep: Int, tokenStep: Int) {
+    package init(_ elements: Elements, channels: Int, channelStep: Int, tokenStep: Int) {
         self.elements = elements
         self.channels = channels
         self.channelStep = channelStep

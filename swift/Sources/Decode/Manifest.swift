@@ -13,51 +13,51 @@ public struct Manifest: Sendable {
     /// S, the number of key/value slots.
     public let context: Int
     /// Numbers of slots that programs also have functions for, ascending, without `context`.
-    public let contexts: [Int]
+    package let contexts: [Int]
     /// The most tokens in a pass.
-    public let tokensMax: Int
+    package let tokensMax: Int
     /// The numbers of tokens that a pass should have, ascending; the widest is for feeding prompts.
-    public let widths: [Int]
+    package let widths: [Int]
     /// The most tokens of a decode pass, the pending token and its drafts.
-    public let verify: Int
+    package let verify: Int
     /// Two tokens whose logits are closer than this may change places with the width of a pass.
-    public let margin: Double
+    package let margin: Double
     /// Core ML's hint for programs of flexible shapes: "infrequent" or "frequent".
-    public let reshapeFrequency: String
+    package let reshapeFrequency: String
     /// The number of tokens in the vocabulary.
     public let vocab: Int
     /// Tokens that end a generation.
     public let eos: [Int]
     /// Rotary tables, by name.
-    public private(set) var rope: [String: RopeTable]
+    package private(set) var rope: [String: RopeTable]
     /// How many positions a sliding layer sees; nil if no layer slides.
-    public private(set) var window: Int?
+    package private(set) var window: Int?
     /// The number of slots of a sliding layer's ring; 0 if sliding layers have a slot for each position.
-    public private(set) var windowSlots: Int
+    package private(set) var windowSlots: Int
     /// The number of taps of short convolutions; 0 if there are none.
-    public private(set) var convTaps: Int
+    package private(set) var convTaps: Int
     /// The numbers of layers that are a recurrence; nil if there are none.
-    public private(set) var recurrence: Recurrence?
+    package private(set) var recurrence: Recurrence?
     /// The largest rank of adapters that the programs take; nil if they take none.
-    public let adapterRank: Int?
+    package let adapterRank: Int?
     /// The file with the host's table.
-    public let embedding: URL
+    package let embedding: URL
     /// tokenizer.json.
-    public let tokenizer: URL
+    package let tokenizer: URL
     /// What the programs must give, see `Expected`; nil in builds that were made before there were such results.
-    public let expected: URL?
+    package let expected: URL?
     /// The programs, in the order of a pass.
-    public private(set) var parts: [Part]
+    package private(set) var parts: [Part]
     /// The head that drafts for the model; nil if there is none.
-    public private(set) var drafter: DraftHead?
+    package private(set) var drafter: DraftHead?
     /// The package that each part's program was compiled from, by the part's name.
-    public let packages: [String: URL]
+    package let packages: [String: URL]
     /// How a conversation becomes text; nil if the build says nothing of it, or no plain form could be proven.
     public let chat: ChatFormat?
     /// How the checkpoint's authors sample; nil if they do not say.
     public let sampling: Sampling?
     /// Features of the build that a runtime must know; empty in builds that were made before the key was added.
-    public let uses: [String]
+    package let uses: [String]
     /// The oldest versions of systems that load the programs, by "macos" and "ios", such as "15.0"; empty if not known.
     public let requires: [String: String]
     /// The bytes of the programs, the table and the tokenizer; nil in builds that were made before the key was added.
@@ -66,13 +66,13 @@ public struct Manifest: Sendable {
     public let folder: URL
 
     /// All context lengths, ascending; the last is the whole context.
-    public var lengths: [Int] { contexts + [context] }
+    package var lengths: [Int] { contexts + [context] }
 
     /// The programs of the model, and those of its drafter.
-    public var allParts: [Part] { parts + (drafter.map { [$0.fuse] + $0.parts } ?? []) }
+    package var allParts: [Part] { parts + (drafter.map { [$0.fuse] + $0.parts } ?? []) }
 
     /// Return the manifest without the drafter, whose programs need not be loaded.
-    public var withoutDrafter: Manifest {
+    package var withoutDrafter: Manifest {
         var found = self
         found.drafter = nil
         return found
@@ -90,7 +90,7 @@ public struct Manifest: Sendable {
     ///
     /// - Throws: `ShardmillError` of kind `build` that names the key, if the file is missing, damaged, of another
     ///   format, or contradicts itself.
-    public init(folder: URL) throws {
+    package init(folder: URL) throws {
         let file = folder.appendingPathComponent("model.json")
         guard let data = try? Data(contentsOf: file) else {
             throw ShardmillError(.build, "\(file.path) can't be read: is this the folder of a finished build?")
@@ -107,6 +107,12 @@ public struct Manifest: Sendable {
     }
 
     init(_ raw: RawManifest, folder: URL) throws {
+        if raw.uses?.contains("images") == true {
+            throw ShardmillError(
+                .build,
+                "model.json: the build reads images, which this package does not run: build it without `images`, or "
+                    + "answer with shardmill serve")
+        }
         if let unknown = raw.uses?.first(where: { !features.contains($0) }) {
             let name = unknown.prefix(40)
             throw ShardmillError(.build, "model.json: the build uses '\(name)', which this version can't run")
@@ -224,9 +230,9 @@ extension Manifest {
 
 /// A head that proposes tokens, from hidden states that a pass of the model has left (EAGLE-3), an MTP layer, which is
 /// run like a head (Qwen3.5), or an assistant, which reads the model's caches too (Gemma 4).
-public struct DraftHead: Sendable {
+package struct DraftHead: Sendable {
     /// What drafts.
-    public enum Kind: String, Sendable {
+    package enum Kind: String, Sendable {
         /// A head with keys and values of its own.
         case head = "eagle3"
         /// A further layer of the model's checkpoint, with keys and values of its own.
@@ -245,17 +251,17 @@ public struct DraftHead: Sendable {
     }
 
     /// What drafts.
-    public let kind: Kind
+    package let kind: Kind
     /// The layers of the model whose inputs it reads, in order. The last may be the number of layers: their output.
-    public let taps: [Int]
+    package let taps: [Int]
     /// The model's token for each row of its logits.
-    public let tokens: [Int]
+    package let tokens: [Int]
     /// Its rotary tables, by name.
-    public let rope: [String: RopeTable]
+    package let rope: [String: RopeTable]
     /// The program that makes one row of the taps of a token, or of what an MTP layer or an assistant begins with.
-    public let fuse: Part
+    package let fuse: Part
     /// Its other programs, in the order of a pass.
-    public let parts: [Part]
+    package let parts: [Part]
 
     /// Read the head of a build; nil if it has none.
     init?(_ raw: RawManifest, folder: URL) throws {
@@ -304,9 +310,9 @@ public struct DraftHead: Sendable {
 }
 
 /// A rotary table: `inv_freq` [rope_dim / 2], and the factor of its cosines and sines.
-public struct RopeTable: Decodable, Sendable {
+package struct RopeTable: Decodable, Sendable {
     /// The angle that each pair of channels turns by from a position to the next.
-    public let inv_freq: [Double]
+    package let inv_freq: [Double]
     /// The factor of all cosines and sines.
-    public let scale: Double
+    package let scale: Double
 }

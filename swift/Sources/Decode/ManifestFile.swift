@@ -1,13 +1,13 @@
 import Foundation
 
 /// The numbers of a recurrence (gated DeltaNet, Mamba-2).
-public struct Recurrence: Decodable, Sendable {
+package struct Recurrence: Decodable, Sendable {
     /// B, the most tokens that are folded at once, and the most by which its state may lag behind the text.
-    public let block: Int
+    package let block: Int
     /// L, the number of taps of its convolution.
-    public let taps: Int
+    package let taps: Int
     /// A pass of more tokens has several blocks; nil if no pass has more than B.
-    public let narrow: Int?
+    package let narrow: Int?
 }
 
 /// model.json as it is written; `Manifest` is what it means.
@@ -160,7 +160,7 @@ private struct AnyKey: CodingKey {
 }
 
 extension Part.Extent: Decodable {
-    public init(from decoder: Decoder) throws {
+    package init(from decoder: Decoder) throws {
         let single = try decoder.singleValueContainer()
         if let number = try? single.decode(Int.self) {
             self = .fixed(number)
@@ -189,7 +189,7 @@ func decoded<Content: Decodable>(_ type: Content.Type, from data: Data) throws -
 }
 
 /// Return where JSON does not have the shape that is expected, in one line.
-public func describe(_ error: any Error) -> String {
+package func describe(_ error: any Error) -> String {
     guard let error = error as? DecodingError else { return "\(error)" }
     func place(_ context: DecodingError.Context, _ last: String? = nil) -> String {
         let path = context.codingPath.map { step in step.intValue.map { "[\($0)]" } ?? step.stringValue }

@@ -1,9 +1,9 @@
 import Foundation
 
 /// One program of a model.
-public struct Part: Sendable {
+package struct Part: Sendable {
     /// What a part holds.
-    public enum Kind: String, Decodable, Sendable {
+    package enum Kind: String, Decodable, Sendable {
         /// Layers.
         case layers
         /// Some experts of a layer.
@@ -21,17 +21,17 @@ public struct Part: Sendable {
     }
 
     /// Functions by width, and the shapes of inputs and states, at one context length.
-    public struct Length: Sendable {
+    package struct Length: Sendable {
         /// The name of the function for each width.
-        public let functions: [Int: String]
+        package let functions: [Int: String]
         /// The shapes of the inputs.
-        public let inputs: [String: [Extent]]
+        package let inputs: [String: [Extent]]
         /// The shapes of the states.
-        public let states: [String: [Int]]
+        package let states: [String: [Int]]
     }
 
     /// An extent of a shape: a number, or T, the tokens of a pass.
-    public enum Extent: Equatable, Sendable {
+    package enum Extent: Equatable, Sendable {
         /// A number.
         case fixed(Int)
         /// T.
@@ -39,37 +39,37 @@ public struct Part: Sendable {
     }
 
     /// The part's name.
-    public let name: String
+    package let name: String
     /// What the part holds.
-    public let kind: Kind
+    package let kind: Kind
     /// The first layer, expert or row of the vocabulary.
-    public let start: Int
+    package let start: Int
     /// The layer, expert or row after the last.
-    public let end: Int
+    package let end: Int
     /// The shapes of the inputs.
-    public let inputs: [String: [Extent]]
+    package let inputs: [String: [Extent]]
     /// The shapes of the states.
-    public let states: [String: [Int]]
+    package let states: [String: [Int]]
     /// For each cache that the host keeps, by the name of its input, the output with the rows that a pass adds.
-    public let written: [String: String]
+    package let written: [String: String]
     /// Outputs that a drafter reads, each with the layer whose input it is.
-    public let taps: [String: Int]
+    package let taps: [String: Int]
     /// The inputs that are caches which the host keeps for earlier parts, or for the model of an assistant.
-    public let lent: Set<String>
+    package let lent: Set<String>
     /// The inputs that hold an adapter's matrices; zeros without an adapter.
-    public let adapters: Set<String>
+    package let adapters: Set<String>
     /// The name of the function for each width; empty if one function accepts every width up to `tokens_max`.
-    public let functions: [Int: String]
+    package let functions: [Int: String]
     /// The lengths by number of slots; empty if all passes use `functions`.
-    public let lengths: [Int: Length]
+    package let lengths: [Int: Length]
     /// The compiled bundle, or a folder with a bundle for each function.
-    public let program: URL
+    package let program: URL
     /// The compiled bundle of each function, if each has one of its own.
-    public let bundles: [String: URL]
+    package let bundles: [String: URL]
     /// The engine whose compiler made the bundle: "coreml" with the version and build of the system, or "portable".
-    public let compiler: [String: String]
+    package let compiler: [String: String]
     /// The bytes of the program's files; nil in builds that were made before the key was added.
-    public let bytes: Int?
+    package let bytes: Int?
 
     init(_ raw: RawPart, folder: URL) throws {
         name = raw.name

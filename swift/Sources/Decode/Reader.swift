@@ -1,16 +1,16 @@
 import Foundation
 
 /// A text as an encoder's tokenizer reads it.
-public struct ReadText: Sendable {
+package struct ReadText: Sendable {
     /// The tokens, with those before and after every text.
-    public let ids: [Int]
+    package let ids: [Int]
     /// Where each token lies, in Unicode scalars.
-    public let offsets: [Range<Int>]
+    package let offsets: [Range<Int>]
     /// The tokens that are of the text.
-    public let inside: Range<Int>
+    package let inside: Range<Int>
 
     /// Describe a text.
-    public init(ids: [Int], offsets: [Range<Int>], inside: Range<Int>) {
+    package init(ids: [Int], offsets: [Range<Int>], inside: Range<Int>) {
         self.ids = ids
         self.offsets = offsets
         self.inside = inside
@@ -30,15 +30,15 @@ public struct Labelled: Equatable, Sendable {
 }
 
 /// An encoder that labels, classifies and embeds texts that are given as tokens.
-public final class Reader {
+package final class Reader {
     /// The encoder.
-    public let encoder: Encoder
+    package let encoder: Encoder
     private let transitions: Transitions?
 
     /// Make a reader.
     ///
     /// - Throws: `ShardmillError` if the checkpoint's calibration can't be read.
-    public init(_ encoder: Encoder) throws {
+    package init(_ encoder: Encoder) throws {
         self.encoder = encoder
         transitions = try encoder.manifest.calibration.map { try Transitions($0, labels: encoder.manifest.labels) }
     }
@@ -52,7 +52,7 @@ public final class Reader {
     ///
     /// With the checkpoint's calibration, the spans follow the best path through BIOES. Without one, they are the spans
     /// that transformers' pipeline builds from each token's likeliest label.
-    public func label(_ texts: [ReadText], beforePass: () throws -> Void = {}) throws -> [Labelled] {
+    package func label(_ texts: [ReadText], beforePass: () throws -> Void = {}) throws -> [Labelled] {
         try demand(.tokens)
         let windows = try texts.map { text in
             if text.inside.isEmpty { return Windows() }
@@ -84,7 +84,7 @@ public final class Reader {
     }
 
     /// Return the share of each label for texts that each fit into a pass, given as tokens; the likeliest label first.
-    public func classify(
+    package func classify(
         _ texts: [[Int]], beforePass: () throws -> Void = {}
     ) throws -> [[(label: String, share: Double)]] {
         try demand(.texts)
@@ -96,7 +96,7 @@ public final class Reader {
     }
 
     /// Return the embeddings of texts that each fit into a pass, given as tokens, each of length 1.
-    public func embed(_ texts: [[Int]], beforePass: () throws -> Void = {}) throws -> [[Float]] {
+    package func embed(_ texts: [[Int]], beforePass: () throws -> Void = {}) throws -> [[Float]] {
         try demand(.embeddings)
         return try single(texts, beforePass).map { rows in
             var row = Array(rows[0])

@@ -63,19 +63,19 @@ struct SlotLayout {
 }
 
 /// The progress of a prompt into the slots.
-public struct Prefill {
+package struct Prefill {
     /// Logits after the prompt's last token; nil before that token has run.
-    public let logits: Logits?
+    package let logits: Logits?
     /// The place of the last token's row in `logits`.
-    public let row: Int
+    package let row: Int
     /// Prompt tokens in the slots.
-    public let held: Int
+    package let held: Int
     /// How many of these tokens were reused from earlier requests.
-    public let reused: Int
+    package let reused: Int
     /// Passes so far.
-    public let passes: Int
+    package let passes: Int
     /// Tokens of the last pass, padding included.
-    public let width: Int
+    package let width: Int
 }
 
 /// One sequence in an engine's slots: its committed tokens, the next pass, and reuse by a new prompt.
@@ -83,13 +83,13 @@ public struct Prefill {
 /// Tokens are fed after the committed ones and count only after `commit` keeps them. Other fed tokens are hidden by
 /// their position and overwritten by the next pass. A pass is padded to a width by its last token, in the slots that
 /// follow.
-public final class Session {
+package final class Session {
     /// The engine whose slots these are; nobody else may use it.
-    public let engine: Engine
+    package let engine: Engine
     /// Widths of decode passes, ascending.
-    public let widths: [Int]
+    package let widths: [Int]
     /// The committed tokens.
-    public private(set) var tokens: [Int] = []
+    package private(set) var tokens: [Int] = []
     let contextPolicy: ContextPolicy
     private let layout: SlotLayout
     private var fed: [Int] = []
@@ -100,7 +100,7 @@ public final class Session {
     /// Begin with empty slots.
     ///
     /// - Throws: `ShardmillError` if the context is too small to slide.
-    public init(_ engine: Engine, contextPolicy: ContextPolicy = .stop) throws {
+    package init(_ engine: Engine, contextPolicy: ContextPolicy = .stop) throws {
         self.engine = engine
         self.contextPolicy = contextPolicy
         widths = engine.manifest.widths.filter { $0 <= max(1, engine.manifest.verify) }
@@ -116,12 +116,12 @@ public final class Session {
     /// weights also change if the adapter has been replaced in the build's folder.
     ///
     /// - Throws: `ShardmillError` if the build has no such adapter; the session then stays as it was.
-    public func useAdapter(_ name: String?) throws {
+    package func useAdapter(_ name: String?) throws {
         if try engine.adapt(name) { _ = try truncate(0) }
     }
 
     /// Return the most tokens that one `feed` may take; 0 when the context is full.
-    public func room() -> Int {
+    package func room() -> Int {
         let writable = layout.writable(tokens.count)
         let widest = widths.last { $0 <= writable } ?? 0
         return layout.sameWindow(tokens.count).map { min(widest, $0) } ?? widest
@@ -141,7 +141,7 @@ public final class Session {
     func passWidth(_ count: Int) -> Int { widths.first { $0 >= count }! }
 
     /// Throw for a prompt that `prefill` can't accept.
-    public func check(_ prompt: [Int]) throws {
+    package func check(_ prompt: [Int]) throws {
         if prompt.isEmpty { throw ShardmillError(.request, "the prompt is empty: give at least one token") }
         if let stray = prompt.first(where: { !(0..<engine.manifest.vocab).contains($0) }) {
             throw ShardmillError(
@@ -160,7 +160,7 @@ public final class Session {
     /// - Parameters:
     ///   - prompt: the prompt's tokens.
     ///   - after: called after each pass; if it throws, finished passes stay committed.
-    public func prefill(_ prompt: [Int], after: (Prefill) throws -> Void = { _ in }) throws -> Prefill {
+    package func prefill(_ prompt: [Int], after: (Prefill) throws -> Void = { _ in }) throws -> Prefill {
         try check(prompt)
         let reused = try truncate(shared(prompt))
         try engine.fit(min(prompt.count + widths.last!, engine.manifest.context))
@@ -182,7 +182,7 @@ public final class Session {
     }
 
     /// Run tokens after the committed ones and return their logits. Nothing is committed yet.
-    public func feed(_ next: [Int]) throws -> Logits {
+    package func feed(_ next: [Int]) throws -> Logits {
         if !(1...max(1, room())).contains(next.count) || room() == 0 {
             throw ShardmillError(.request, "\(next.count) tokens do not fit into a pass, \(room()) do")
         }
@@ -190,14 +190,14 @@ public final class Session {
     }
 
     /// Run the `index`-th token of the last `feed` again, alone, and return its logits.
-    public func refeed(_ index: Int) throws -> Logits {
+    package func refeed(_ index: Int) throws -> Logits {
         let position = tokens.count + index
         slide(position)
         return try finite(engine.forward([fed[index]], slots: [layout.slot(position)], positions: [position]), 1)
     }
 
     /// Keep the first `count` tokens of the last `feed`.
-    public func commit(_ count: Int) {
+    package func commit(_ count: Int) {
         precondition((0...fed.count).contains(count))  // a mistake in this package, never in data
         tokens += fed[..<count]
         fed = []
@@ -206,7 +206,7 @@ public final class Session {
     /// Drop committed tokens from `length` on and return how many are kept.
     ///
     /// The result is `length`, or 0 if the engine no longer has the tokens that position `length` must see.
-    public func truncate(_ length: Int) throws -> Int {
+    package func truncate(_ length: Int) throws -> Int {
         let intact = layout.firstVisible(length) == first && (length == 0 || engine.rewindable(length))
         fed = []
         if !intact {

@@ -10,7 +10,7 @@ public struct Span: Equatable, Sendable {
     public let score: Double
 
     /// Make a span.
-    public init(_ range: Range<Int>, _ type: String, score: Double) {
+    package init(_ range: Range<Int>, _ type: String, score: Double) {
         self.range = range
         self.type = type
         self.score = score

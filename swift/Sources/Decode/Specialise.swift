@@ -8,7 +8,7 @@ extension Backend {
     ///   - part: the part's entry in model.json.
     ///   - widths: numbers of tokens of passes; only used if one function takes all of them.
     ///   - check: called before each run; it may throw to stop.
-    public func specialise(_ part: Part, widths: [Int], check: () throws -> Void = {}) throws {
+    package func specialise(_ part: Part, widths: [Int], check: () throws -> Void = {}) throws {
         for slots in part.lengths.keys.sorted() + [0] {
             let length = part.length(slots)
             let passes =
@@ -32,7 +32,7 @@ extension Backend {
 
 extension Part.Extent {
     /// Return the extent in a pass of `tokens` tokens.
-    public func count(tokens: Int) -> Int {
+    package func count(tokens: Int) -> Int {
         switch self {
         case .fixed(let number): number
         case .tokens: tokens

@@ -1,11 +1,11 @@
 import Foundation
 
 /// The host's table of embeddings, mapped from its file: rows of fp16, or of int8 with a scale for each row.
-public struct Table: Sendable {
+package struct Table: Sendable {
     /// The number of rows.
-    public let rows: Int
+    package let rows: Int
     /// The number of channels of a row.
-    public let columns: Int
+    package let columns: Int
     private let data: Data
     private let start: Int
     private let scales: Int?
@@ -16,7 +16,7 @@ public struct Table: Sendable {
     /// Map the tensor `name` of a safetensors file. The file's header says where it lies.
     ///
     /// - Throws: `ShardmillError` of kind `build` if the file is truncated, or contains no such table.
-    public init(_ file: URL, name: String = "embedding") throws {
+    package init(_ file: URL, name: String = "embedding") throws {
         let tensors = try TensorFile(file)
         let (start, entry) = try tensors.place(name, ["F16": 2, "I8": 1], 2)
         rows = entry.shape[0]
@@ -35,7 +35,7 @@ public struct Table: Sendable {
     }
 
     /// Return rows as columns: [1, columns + carry, T, 1], the last `carry` channels zero.
-    public func columns(of tokens: [Int], carry: Int = 0) throws -> HostArray {
+    package func columns(of tokens: [Int], carry: Int = 0) throws -> HostArray {
         if let stray = tokens.first(where: { !(0..<rows).contains($0) }) {
             throw ShardmillError(.request, "token \(stray) is outside the vocabulary of \(rows)")
         }

@@ -5,21 +5,21 @@ import ShardmillDecode
 /// machines without Core ML.
 ///
 /// The process is swift/scripts/pipe_engine.py, which starts this one and explains the frames.
-public final class PipeBackend: Backend {
+package final class PipeBackend: Backend {
     private let answers: FileHandle
     private let requests: FileHandle
 
     /// Use a pair of pipes; standard input and output if left out.
-    public init(reading answers: FileHandle = .standardInput, writing requests: FileHandle = .standardOutput) {
+    package init(reading answers: FileHandle = .standardInput, writing requests: FileHandle = .standardOutput) {
         self.answers = answers
         self.requests = requests
         signal(SIGPIPE, SIG_IGN)  // a write to a process that has ended is an error then, not the end of this one
     }
 
     /// Programs to load in place of a build's own, by the part's name.
-    public var programs: [String: URL] = [:]
+    package var programs: [String: URL] = [:]
 
-    public func load(_ part: Part, function: String) throws -> any LoadedFunction {
+    package func load(_ part: Part, function: String) throws -> any LoadedFunction {
         let own = programs[part.name] == nil ? part.bundles[function] : nil
         let path = (programs[part.name] ?? own ?? part.program).path
         let answer = try ask(["op": "load", "path": path, "function": own == nil ? function : ""])
@@ -27,11 +27,11 @@ public final class PipeBackend: Backend {
     }
 
     /// What the process answered.
-    public struct Answer {
+    package struct Answer {
         /// The frame's header.
-        public let header: [String: Any]
+        package let header: [String: Any]
         /// The arrays that the header lists.
-        public let arrays: [String: HostArray]
+        package let arrays: [String: HostArray]
 
         func number(_ key: String) throws -> Int {
             guard let number = header[key] as? Int else {
@@ -43,7 +43,7 @@ public final class PipeBackend: Backend {
 
     /// Send a request and wait for its answer.
     @discardableResult
-    public func ask(_ header: [String: Any], _ arrays: [(String, HostArray)] = []) throws -> Answer {
+    package func ask(_ header: [String: Any], _ arrays: [(String, HostArray)] = []) throws -> Answer {
         var header = header
         header["arrays"] = arrays.map { [$0.0, $0.1.shape] as [Any] }
         let text = try JSONSerialization.data(withJSONObject: header)

@@ -27,6 +27,9 @@ public struct Message: Codable, Identifiable, Equatable, Sendable {
     /// What the model thought before the answer; nil if it did not. Formats of conversations leave it out.
     public let thought: String?
 
+    /// The calls of functions in an answer that the model wrote in JSON between `<tool_call>` marks.
+    public var calls: [FunctionCall] { role == .assistant ? FunctionCall.read(content).calls : [] }
+
     /// Make a message.
     public init(_ role: Role, _ content: String, thought: String? = nil, id: UUID = UUID()) {
         self.role = role
@@ -58,7 +61,8 @@ public actor Chat {
     /// Whether a message is being answered, or waits.
     nonisolated public var isResponding: Bool { !line.isEmpty }
 
-    /// Answer a message, and yield the answer piece by piece in whole characters, without the thought before it.
+    /// Answer a message, and yield the answer piece by piece in whole characters, without the thought before it and
+    /// without calls of functions.
     ///
     /// To cancel, cancel the task that reads the stream, or stop reading: the generation ends after a pass, and the
     /// conversation goes on from before the message. A message that comes during an answer waits for the answer's end;
@@ -70,13 +74,13 @@ public actor Chat {
         }
     }
 
-    /// Answer a message, and yield the thought before the answer too.
+    /// Answer a message, and yield the thought before the answer too, and calls of functions.
     nonisolated public func pieces(_ text: String, options: ShardmillOptions = .init()) -> Streamed<AnswerPiece> {
         let place = line.join()
         return streaming { emit in try await self.answer(text, options, place, emit: emit) }
     }
 
-    /// Answer a message and return the whole answer, without the thought before it.
+    /// Answer a message and return the whole answer, without the thought before it. Calls of functions stay in the text.
     nonisolated public func respond(to text: String, options: ShardmillOptions = .init()) async throws -> String {
         try await answer(text, options, line.join()) { _ in }
     }

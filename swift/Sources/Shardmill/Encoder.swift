@@ -24,11 +24,15 @@ public actor ShardmillEncoder {
     ///   - folder: model.json and what it names.
     ///   - cache: where bundles are kept that had to be compiled for this system; Application Support if left out.
     ///   - units: where programs may run.
-    ///   - backend: what runs programs, in place of Core ML.
     /// - Throws: `ShardmillError` if the build can't be run by this version.
-    public init(
+    public init(at folder: URL, cache: URL? = nil, units: ShardmillModel.Units = .neuralEngine) throws {
+        try self.init(at: folder, cache: cache, units: units, backend: nil)
+    }
+
+    /// Open a build whose programs are run by a back end, in place of Core ML.
+    package init(
         at folder: URL, cache: URL? = nil, units: ShardmillModel.Units = .neuralEngine,
-        backend: (@Sendable (EncoderManifest) throws -> any Backend)? = nil
+        backend: (@Sendable (EncoderManifest) throws -> any Backend)?
     ) throws {
         manifest = try EncoderManifest(folder: folder)
         tokenizer = try Tokenizer(manifest.tokenizer)

@@ -63,7 +63,7 @@ extension ShardmillModel {
             }
         }
         let steps = Steps(.load, manifest.parts.count)
-        let shared = Shared(backend)
+        let shared = Shared(backend) { [checksMemory] in checksMemory ? Memory.available : nil }
         let engine = try Engine(manifest, backend: shared) { part, place in
             try self.check(began)
             progress(steps.next(part.name, place))

@@ -8,7 +8,9 @@ import ShardmillText
 @_exported import struct ShardmillDecode.ChatFormat
 @_exported import struct ShardmillDecode.CheckedPart
 @_exported import enum ShardmillDecode.ContextPolicy
+@_exported import struct ShardmillDecode.EncoderManifest
 @_exported import enum ShardmillDecode.FinishReason
+@_exported import struct ShardmillDecode.FunctionCall
 @_exported import struct ShardmillDecode.Labelled
 @_exported import struct ShardmillDecode.Manifest
 @_exported import struct ShardmillDecode.Sampling
@@ -62,12 +64,21 @@ public actor ShardmillModel {
     ///     model no longer sees the oldest tokens but the first few.
     ///   - conversations: how many conversations keep their caches while others are answered, where memory allows. Each
     ///     takes the memory of its states; one beyond them is fed again from its beginning.
-    ///   - backend: what runs programs, in place of Core ML.
     /// - Throws: `ShardmillError` if the build can't be run by this version.
     public init(
         at folder: URL, codec: (any TextCodec)? = nil, cache: URL? = nil, units: Units = .neuralEngine,
+        checksMemory: Bool = true, loadsHead: Bool = false, context: ContextPolicy = .stop, conversations: Int = 2
+    ) throws {
+        try self.init(
+            at: folder, codec: codec, cache: cache, units: units, checksMemory: checksMemory, loadsHead: loadsHead,
+            context: context, conversations: conversations, backend: nil)
+    }
+
+    /// Open a build whose programs are run by a back end, in place of Core ML.
+    package init(
+        at folder: URL, codec: (any TextCodec)? = nil, cache: URL? = nil, units: Units = .neuralEngine,
         checksMemory: Bool = true, loadsHead: Bool = false, context: ContextPolicy = .stop, conversations: Int = 2,
-        backend: (@Sendable (Manifest, [String: URL]) throws -> any Backend)? = nil
+        backend: (@Sendable (Manifest, [String: URL]) throws -> any Backend)?
     ) throws {
         let whole = try Manifest(folder: folder)
         manifest = loadsHead ? whole : whole.withoutDrafter

@@ -83,17 +83,35 @@ final class Sessions {
     private var hasRoom: Bool { Memory.available.map { $0 > 2 * Memory.states(manifest) } ?? true }
 }
 
-/// A back end that loads each function once, for all that use it.
-final class Shared: Backend {
+/// A back end that loads each function once, for all that use it, while the system leaves the app memory for it.
+///
+/// Functions of a part share its weights in a build. Others report that each takes memory of its own when loaded; so what
+/// one took is asked of the system before the next is loaded, and the app gets an error before the system ends it.
+package final class Shared: Backend {
     private let backend: any Backend
+    private let available: () -> Int?
     private var loaded: [String: any LoadedFunction] = [:]
+    private var taken: [String: Int] = [:]  // what the last function of a part took, in bytes
 
-    init(_ backend: any Backend) { self.backend = backend }
+    /// - Parameters:
+    ///   - backend: what loads functions.
+    ///   - available: bytes that the app may still take; nil if nothing limits them.
+    package init(_ backend: any Backend, available: @escaping () -> Int?) {
+        (self.backend, self.available) = (backend, available)
+    }
 
-    func load(_ part: Part, function: String) throws -> any LoadedFunction {
+    package func load(_ part: Part, function: String) throws -> any LoadedFunction {
         let key = "\(part.name) \(function)"
         if let found = loaded[key] { return found }
+        let before = available()
+        if let before, let need = taken[part.name], need > before {
+            throw ShardmillError(
+                .memory,
+                "\(part.name): a function took \(need >> 20) MiB, and the system leaves the app \(before >> 20) for the "
+                    + "next, \(function): take a build with fewer `contexts` or of flexible shapes, or a smaller model")
+        }
         let made = try backend.load(part, function: function)
+        if let before, let after = available() { taken[part.name] = max(0, before - after) }
         loaded[key] = made
         return made
     }

@@ -1,13 +1,13 @@
 import ShardmillDecode
 
 /// The tokens of a text, and where they lie in it.
-public struct Encoding: Equatable, Sendable {
+package struct Encoding: Equatable, Sendable {
     /// The tokens, with those before and after every text.
-    public internal(set) var ids: [Int] = []
+    package internal(set) var ids: [Int] = []
     /// Where each token lies, in Unicode scalars of the text; empty ranges for tokens that are not of the text.
-    public internal(set) var offsets: [Range<Int>] = []
+    package internal(set) var offsets: [Range<Int>] = []
     /// The tokens that are of the text.
-    public internal(set) var inside = 0..<0
+    package internal(set) var inside = 0..<0
 }
 
 /// A text while it is normalized: UTF-8, and for each byte the scalars of the original text that it came from.
@@ -104,7 +104,7 @@ extension Tokenizer {
     /// Return a text's tokens and where they lie in it, with the tokens before and after every text.
     ///
     /// - Throws: `ShardmillError` if the tokenizer changes a text in a way for which this version can't tell.
-    public func encodeWithOffsets(_ text: String) throws -> Encoding {
+    package func encodeWithOffsets(_ text: String) throws -> Encoding {
         var found = Encoding()
         found.ids = prefix
         let whole = AlignedText(text)

@@ -4,7 +4,7 @@ import ShardmillDecode
 ///
 /// A token may end in the middle of a character, and a stop string in the middle of a token. So text is held back until
 /// it can neither change nor begin a stop string. The cost of a token is bounded for a text of any length.
-public struct TextStream {
+package struct TextStream {
     private static let unknown: Unicode.Scalar = "\u{FFFD}"  // written for bytes that are not, or not yet, a character
     /// At most this many at the end may become a character, which has up to four bytes.
     private static let unfinished = 3
@@ -23,13 +23,13 @@ public struct TextStream {
     private var begun: Int  // scalars at the end of the prompt that tokens may still complete
     private var held: Text = []  // final, but it may begin a stop string
     /// True once a stop string is complete.
-    public private(set) var stopped = false
+    package private(set) var stopped = false
 
     /// - Parameters:
     ///   - decode: tokens -> text.
     ///   - stop: strings that end the text, before their first occurrence.
     ///   - prompt: the tokens before the text: some tokenizers write a space depending on the previous token.
-    public init(stop: [String] = [], prompt: [Int] = [], decode: @escaping ([Int]) -> String) throws {
+    package init(stop: [String] = [], prompt: [Int] = [], decode: @escaping ([Int]) -> String) throws {
         if stop.contains("") { throw ShardmillError(.request, "an empty stop string would stop at once: leave it out") }
         self.decode = decode
         stops = stop.map { Array($0.unicodeScalars) }
@@ -41,7 +41,7 @@ public struct TextStream {
     }
 
     /// Append a token and return the text that became final.
-    public mutating func push(_ token: Int) -> String {
+    package mutating func push(_ token: Int) -> String {
         if stopped { return "" }
         tokens.append(token)
         let new = Array(decode(tokens).unicodeScalars)
@@ -57,7 +57,7 @@ public struct TextStream {
     }
 
     /// Return the text that was held back, at the end of the request.
-    public mutating func flush() -> String {
+    package mutating func flush() -> String {
         if stopped { return "" }
         let rest = held + text[done...]
         held = []

@@ -12,7 +12,7 @@ public protocol TextCodec: Sendable {
 /// A tokenizer.json of Hugging Face's `tokenizers`: byte-level or SentencePiece-like BPE, or WordPiece.
 ///
 /// A part that this version does not support is refused by its name, never ignored.
-public final class Tokenizer: TextCodec, @unchecked Sendable {  // its one mutable member is a cache under a lock
+package final class Tokenizer: TextCodec, @unchecked Sendable {  // its one mutable member is a cache under a lock
     enum Model {
         case bpe(BPE)
         case wordPiece(WordPiece)
@@ -35,7 +35,7 @@ public final class Tokenizer: TextCodec, @unchecked Sendable {  // its one mutab
     /// Read a tokenizer.json.
     ///
     /// - Throws: `ShardmillError` of kind `tokenizer` if the file is damaged, or has a part that is not supported.
-    public convenience init(_ file: URL) throws {
+    package convenience init(_ file: URL) throws {
         guard let data = try? Data(contentsOf: file) else {
             throw ShardmillError(.tokenizer, "\(file.path) can't be read")
         }
@@ -49,7 +49,7 @@ public final class Tokenizer: TextCodec, @unchecked Sendable {  // its one mutab
     /// Read the contents of a tokenizer.json.
     ///
     /// - Throws: `ShardmillError` of kind `tokenizer`, as `init(_:)`.
-    public init(data: Data) throws {
+    package init(data: Data) throws {
         let json = try JSON.parse([UInt8](data))
         guard let model = json["model"] else { throw ShardmillError(.tokenizer, "it has no model") }
         if let kind = model["type"]?.text, !["BPE", "WordPiece"].contains(kind) {
@@ -129,12 +129,12 @@ public final class Tokenizer: TextCodec, @unchecked Sendable {  // its one mutab
     }
 
     /// Return the id of a token by its text; nil if the vocabulary lacks it.
-    public func id(of token: String) -> Int? { vocabulary.id(token.utf8) }
+    package func id(of token: String) -> Int? { vocabulary.id(token.utf8) }
 
     /// Return a text's tokens, with those before and after it (beginning of text, for example) if asked for.
     ///
     /// - Throws: `ShardmillError` of kind `tokenizer` if the file's regular expression takes too many steps for a text.
-    public func encode(_ text: String, addSpecialTokens: Bool = true) throws -> [Int] {
+    package func encode(_ text: String, addSpecialTokens: Bool = true) throws -> [Int] {
         let cache =
             lock.withLock { () -> WordCache? in
                 defer { self.cache = nil }
@@ -187,7 +187,7 @@ public final class Tokenizer: TextCodec, @unchecked Sendable {  // its one mutab
     }
 
     /// Return the text of tokens. Bytes that are no character become U+FFFD; unknown ids are left out.
-    public func decode(_ ids: [Int], skipSpecialTokens: Bool = true) -> String {
+    package func decode(_ ids: [Int], skipSpecialTokens: Bool = true) -> String {
         var known: [ArraySlice<UInt8>] = []
         known.reserveCapacity(ids.count)
         for id in ids where !(skipSpecialTokens && added.special.contains(id)) {

@@ -138,3 +138,59 @@ func splitChannels() throws {
     var plain = AnswerReader(format, opened: false)
     #expect(plain.push("It is.") + plain.push("", ended: true) == [.text("It is.")])
 }
+
+/// Return an answer's pieces, told in texts of some characters.
+private func pieces(_ answer: String, by size: Int) -> [AnswerPiece] {
+    let scalars = Array(answer.unicodeScalars)
+    var reader = AnswerReader(nil, opened: false)
+    var found: [AnswerPiece] = []
+    for start in stride(from: 0, to: scalars.count, by: size) {
+        found += reader.push(String(String.UnicodeScalarView(scalars[start..<min(start + size, scalars.count)])))
+    }
+    return found + reader.push("", ended: true)
+}
+
+@Test("calls in JSON between marks are values, all else is text, and the pieces are the answer however it is cut")
+func functionCalls() {
+    let turn = #"{"name": "turn", "arguments": {"stone": "a </tool_call> {", "n": [1, 2.50]}}"#
+    let arguments = #"{"stone": "a </tool_call> {", "n": [1, 2.50]}"#
+    let one = FunctionCall.read("<tool_call>\n\(turn)\n</tool_call>").calls
+    #expect(one.map(\.name) == ["turn"] && one.map(\.arguments) == [arguments])
+    let cases: [(answer: String, text: String, calls: [String])] = [
+        ("It is.", "It is.", []), ("", "", []), (" \n ", " \n ", []),
+        ("I look.\n<tool_call>\n\(turn)\n</tool_call>\nDone. ", "I look.Done.", ["turn"]),
+        ("<tool_call>\(turn)</tool_call>\n<tool_call>\(turn)</tool_call>\n", "", ["turn", "turn"]),
+        ("<tool_call>[\(turn), \(turn)]</tool_call>", "", ["turn", "turn"]),
+        ("<tool_call>\(turn)</tool_ca", "", ["turn"]), ("<tool_call>\(turn) and more", "and more", ["turn"]),
+        (#"<tool_call>{"parameters": {}, "name": "f", "id": 1}</tool_call>"#, "", ["f"]),
+        (#"<tool_call>{"name": "f"}</tool_call>"#, "", ["f"]),
+        (#"<tool_call>{"type": "function", "function": {"name": "f", "arguments": "{}"}}</tool_call>"#, "", ["f"]),
+        ("<tool_call>{\"name\": \"f\", \"arguments\": {\"a\": \"two\nlines\"}}</tool_call>", "", ["f"]),
+    ]
+    for one in cases {
+        let found = FunctionCall.read(one.answer)
+        #expect(found.text == one.text && found.calls.map(\.name) == one.calls, "\(one.answer): \(found)")
+    }
+    let texts = [
+        "<tool_call>", "<tool_call> a mark", "<tool_call>{\"name\": \"f\", \"arguments\": {", "<tool_call>{}</tool_call>",
+        #"<tool_call>{"name": "f", "arguments": [1]}</tool_call>"#, #"<tool_call>{"name": 1}</tool_call>"#, "<tool_",
+        #"<tool_call>{"name": "f", "arguments": "none"}</tool_call>"#, "</tool_call>", #"{"name": "f", "arguments": {}}"#,
+        "<tool_call><function=f></function></tool_call>", #"<tool_call>{"name": f}</tool_call>"#,
+    ]
+    for text in texts { #expect(FunctionCall.read(text).text == text && FunctionCall.read(text).calls.isEmpty) }
+    for answer in cases.map(\.answer) + texts {
+        for size in 1...max(1, answer.unicodeScalars.count) {
+            let found = pieces(answer, by: size)
+            var (whole, called) = ("", "")
+            for piece in found {
+                switch piece {
+                case .text(let more): whole += more
+                case .call(let more): (whole, called) = (whole + more, called + more)
+                case .thought: Issue.record("no thought")
+                }
+            }
+            #expect(whole == answer, "\(answer) by \(size)")
+            #expect(FunctionCall.read(called).calls == FunctionCall.read(answer).calls, "\(answer) by \(size)")
+        }
+    }
+}

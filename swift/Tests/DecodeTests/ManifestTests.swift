@@ -437,3 +437,15 @@ func brokenKeys() throws {
         _ = try read(bytes)
     }
 }
+
+@Test("a build that reads images is refused in one line that says what helps")
+func imagesAreRefused() throws {
+    let error = try outcome(changed(full(), ["uses"], ["images"]))
+    #expect(
+        error?.message
+            == "model.json: the build reads images, which this package does not run: build it without `images`, or answer "
+            + "with shardmill serve")
+    #expect(error?.kind == .build)
+    let later = try outcome(changed(full(), ["uses"], ["later"]))
+    #expect(later?.message == "model.json: the build uses 'later', which this version can't run")
+}

@@ -193,6 +193,33 @@ func thoughts() async throws {
     #expect(try await talk.respond(to: "A", options: options) == answer)
 }
 
+@Test("an answer's calls are values of its message, and a question's are not")
+func callsOfMessages() {
+    let text = #"Wait. <tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>"#
+    #expect(Message(.assistant, text).calls.map(\.arguments) == [#"{"a": 1}"#])
+    #expect(Message(.user, text).calls.isEmpty && Message(.assistant, "f(a=1)").calls.isEmpty)
+}
+
+@Test("a function is not loaded if the one before it took more memory than is left, and is where there is memory again")
+func memoryOfFunctions() throws {
+    let build = try ToyBuild()
+    let part = try Manifest(folder: build.folder).parts[0]
+    var left = [500, 300, 150, 400, 300].map { $0 << 20 }  // before and after each load
+    let backend = ToyBackend()
+    let shared = Shared(backend) { left.removeFirst() }
+    _ = try shared.load(part, function: "wide")
+    #expect("200 MiB, 150 left") { try shared.load(part, function: "narrow") } throws: { error in
+        let error = error as? ShardmillError
+        return error?.kind == .memory && error?.message.contains("took 200 MiB") == true
+            && error?.message.contains("leaves the app 150") == true
+    }
+    _ = try shared.load(part, function: "narrow")
+    _ = try shared.load(part, function: "wide")  // is loaded
+    #expect(backend.functions == ["wide", "narrow"] && left.isEmpty)
+    let free = Shared(ToyBackend()) { nil }
+    for name in ["wide", "narrow"] { _ = try free.load(part, function: name) }
+}
+
 @Test("what an alert shows is the error's own line")
 func alerts() {
     let error: any Error = ShardmillError(.request, "shorten it")

@@ -3,24 +3,25 @@ import Shardmill
 
 /// A build as a model of AnyLanguageModel: `LanguageModelSession(model: ShardmillAny(model))`.
 ///
-/// It answers with text; other types, tools and images are refused. What the cache holds of the session's transcript is
-/// not run again.
-public struct ShardmillAny: LanguageModel {
+/// Copy this file into an app that depends on https://github.com/huggingface/AnyLanguageModel, version 0.8. It answers
+/// with text; other types, tools and images are refused. What the cache holds of the session's transcript is not run
+/// again.
+struct ShardmillAny: LanguageModel {
     /// It is always available; what is wrong with a build shows when the build is opened.
-    public typealias UnavailableReason = Never
+    typealias UnavailableReason = Never
 
     private let model: ShardmillModel
 
     /// Answer with a model.
-    public init(_ model: ShardmillModel) { self.model = model }
+    init(_ model: ShardmillModel) { self.model = model }
 
     /// Load the model in a task of its own.
-    public func prewarm(for session: LanguageModelSession, promptPrefix: Prompt?) {
+    func prewarm(for session: LanguageModelSession, promptPrefix: Prompt?) {
         Task { [model] in for try await _ in model.prewarm() {} }
     }
 
     /// Answer the session's last prompt.
-    public func respond<Content>(
+    func respond<Content>(
         within session: LanguageModelSession, to prompt: Prompt, generating type: Content.Type,
         includeSchemaInPrompt: Bool, options: GenerationOptions
     ) async throws -> LanguageModelSession.Response<Content> where Content: Generable {
@@ -31,7 +32,7 @@ public struct ShardmillAny: LanguageModel {
     }
 
     /// Answer the session's last prompt; each snapshot has the text so far.
-    public func streamResponse<Content>(
+    func streamResponse<Content>(
         within session: LanguageModelSession, to prompt: Prompt, generating type: Content.Type,
         includeSchemaInPrompt: Bool, options: GenerationOptions
     ) -> sending LanguageModelSession.ResponseStream<Content> where Content: Generable {
@@ -88,12 +89,12 @@ public struct ShardmillAny: LanguageModel {
 }
 
 /// What a build does not do in a session.
-public enum ShardmillAnyError: Error, Equatable, CustomStringConvertible {
+enum ShardmillAnyError: Error, Equatable, CustomStringConvertible {
     /// The session asked for something else than text.
     case notSupported(String)
 
     /// Say what was asked for.
-    public var description: String {
+    var description: String {
         switch self {
         case .notSupported(let what): "a build does not support \(what)"
         }
