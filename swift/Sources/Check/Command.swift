@@ -8,6 +8,7 @@ struct Usage: Error {
                shardmill-check talk BUILD TALKS RESULT
                shardmill-check tokenize TOKENIZER TEXTS RESULT
                shardmill-check texts TEXTS RESULT
+               shardmill-check draw DRAWS RESULT
                shardmill-check replay KIT [RESULT] [--engine coreml|pipe]
                shardmill-check check BUILD [--engine coreml|pipe]
 
@@ -38,6 +39,8 @@ struct Usage: Error {
         texts writes {"talks": ..., "answers": ...}: the text of each of "talks", {"format": NAME, "messages": [[ROLE, TEXT],
         ...]}, on the day "seconds" after 1970; and what of each of "answers", {"format": NAME, "prompt": "...", "pieces":
         ["...", ...]}, is a thought. "formats" has each format as model.json does.
+        draw writes what tests compare in large numbers: tokens that are sampled from rows of logits, texts as their tokens
+        come, what is wrong with builds, and the calls of functions in answers (tests/swift/test_counts.py).
         check compares each program with the results that the build carries, and says a line of each on standard error.
         The exit code is 1 if something can't be read or run, and 2 for wrong arguments.
         """

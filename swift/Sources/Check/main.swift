@@ -23,6 +23,7 @@ private func run(_ arguments: [String]) async throws {
     case "check": if try await !check(Array(arguments.dropFirst())) { exit(1) }
     case "read": try await read(Array(arguments.dropFirst()))
     case "talk": try await talk(Array(arguments.dropFirst()))
+    case "draw": try draw(Array(arguments.dropFirst()))
     case "texts": try texts(Array(arguments.dropFirst()))
     case "tokenize": try tokenize(Array(arguments.dropFirst()))
     default: try await answer(Command(arguments))

@@ -25,7 +25,7 @@ public struct Sampling: Equatable, Sendable {
     public init() {}
 
     /// Throw if a value is out of its range.
-    public func check(vocab: Int) throws {
+    package func check(vocab: Int) throws {
         let checks = [
             (temperature >= 0 && temperature.isFinite, "temperature must be at least 0 and finite"),
             (topK >= 0, "topK must be at least 0"),
@@ -48,7 +48,7 @@ public struct Sampling: Equatable, Sendable {
 /// The filters and their order are those of shardmill's Python runtime, and so are the random numbers: each token is
 /// drawn by a race of exponential variables, from numpy's Philox generator keyed by the seed with the token's index as
 /// counter. A filter mostly keeps few tokens: then probabilities and random numbers are computed for these alone.
-struct Sampler {
+package struct Sampler {
     /// A token whose logit is not the model's.
     private struct Changed {
         let token: Int
@@ -85,7 +85,7 @@ struct Sampler {
     private var kept: [Candidate] = []
     private var scores: [Double] = []
 
-    init(_ sampling: Sampling, prompt: [Int], vocab: Int) {
+    package init(_ sampling: Sampling, prompt: [Int], vocab: Int) {
         self.sampling = sampling
         self.vocab = vocab
         if sampling.logitBias.isEmpty && sampling.repetitionPenalty == 1 && !counts { return }
@@ -113,7 +113,7 @@ struct Sampler {
     }
 
     /// Choose the next token from the logits after token t.
-    mutating func next(_ logits: Logits, _ t: Int) throws -> Int {
+    package mutating func next(_ logits: Logits, _ t: Int) throws -> Int {
         let token: Int
         if sampling.temperature == 0 && places.isEmpty {
             token = try logits.argmax(t)
