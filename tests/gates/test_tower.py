@@ -328,10 +328,13 @@ def test_what_is_no_mistake_passes(made: Made, monkeypatch: pytest.MonkeyPatch) 
 
 
 @IN_FP32
-def test_a_bias_of_keys_is_no_mistake_where_nothing_turns_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("kind", "part"), [("smolvlm", "tower_36"), ("lfm2_vl", "tower_64")])
+def test_a_bias_of_keys_is_no_mistake_where_nothing_turns_them(
+    kind: str, part: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It adds the same to every score of a query, which no softmax sees."""
     mutant = Mutant(weights=_spoilt("layers.1.self_attn.k_proj.bias", lambda bias: bias * 0))
-    assert computed(made_of("smolvlm", tmp_path), mutant, monkeypatch, "tower_36")
+    assert computed(made_of(kind, tmp_path), mutant, monkeypatch, part)
 
 
 def test_a_mask_of_one_row_is_every_query_s_when_scores_are_cut(made: Made) -> None:
