@@ -146,8 +146,9 @@ def _lent(
     part: Part, reference: Reference, known: Mapping[str, Tensor], source: Path, stored: StoredWeights
 ) -> dict[str, dict[str, Tensor]]:
     """Return by type the keys and values that earlier parts lend a part for a text, by the names of its inputs."""
-    original, lent = checkpoint_weights(source, stored.prefix), dict[str, dict[str, Tensor]]()
+    lent = dict[str, dict[str, Tensor]]()
     for layer, _ in part.spec.lent:
+        original = checkpoint_weights(source, stored.prefix)
         reference.given(known["hidden"][0], known["rows"])
         for name, pair in reference.shared_caches(known["hidden"][layer], layer, original).items():
             lent[name] = {f"{letter}_{layer}": each for letter, each in zip("kv", pair, strict=True)}

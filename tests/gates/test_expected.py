@@ -111,7 +111,7 @@ def test_a_part_whose_experts_fp16_changes_gets_other_numbers(
         expected, "_made", lambda part, seeds, *_: tried.append(seeds["x"][0]) or (answers.pop(0) if answers else None)
     )
     part, known = built.parts["layers_02_03"], {"hidden": torch.ones(5, 2, 96)}
-    for made, why in ((3, {"seeds": {}}), (8, {"why_not": expected.UNMADE["choices"]})):
+    for made, why in ((3, {"seeds": {}}), (8, {"why_not": f"{expected.UNMADE}: the first answer runs it"})):
         tried: list[int] = []
         recording = Recording()
         record_decoder(recording, part, 2, built.plan, None, known, Path(), None)  # type: ignore[arg-type]
