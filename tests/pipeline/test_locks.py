@@ -124,7 +124,7 @@ def test_other_files_than_the_lock_s_are_refused_by_every_reader(
     hub.files = hub.files | {name: hub.files[name] + b" "}
     default(monkeypatch, hub.endpoint, tmp_path / "other")
     for work in (lambda: fetched(taken(), tmp_path), lambda: resolve._config_folder(taken().source)):
-        with pytest.raises(CheckpointError, match=f"{name}: the hub and the lock say different things") as caught:
+        with pytest.raises(CheckpointError, match=f"{name}: the hub and the lock disagree about this file") as caught:
             work()
         assert "shardmill lock --upgrade" in str(caught.value)
     assert not (tmp_path / "source").exists()
