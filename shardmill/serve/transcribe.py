@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import json
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -16,6 +15,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
+from shardmill.files import parse_json
 from shardmill.serve.answer import Answer
 from shardmill.serve.jobs import Item, Work
 from shardmill.serve.model import Model
@@ -56,7 +56,7 @@ class Asked:
     form: str
 
 
-async def read_form(request: Request, model: Model) -> Asked:
+async def _read_form(request: Request, model: Model) -> Asked:
     """Return what a form asks for.
 
     Raises:
@@ -153,9 +153,9 @@ def add_transcriptions(app: FastAPI, model: Model, answer: Callable[..., Awaitab
     @app.post("/v1/audio/transcriptions", response_model=None, openapi_extra=BODY)
     async def transcriptions(request: Request) -> Response:
         """Return the text of a sound, as OpenAI's API does."""
-        asked = await read_form(request, model)
+        asked = await _read_form(request, model)
         response = await answer(asked.chat, request, make=partial(Transcript, asked, model))
         if asked.form == "json":
             return response
-        text = json.loads(bytes(response.body))["text"]
+        text = parse_json(bytes(response.body))["text"]
         return Response(f"{text}\n", media_type="text/plain; charset=utf-8")

@@ -114,5 +114,5 @@ def test_a_part_whose_experts_fp16_changes_gets_other_numbers(
     for made, why in ((3, {"seeds": {}}), (8, {"why_not": f"{expected.UNMADE}: the first answer runs it"})):
         tried: list[int] = []
         recording = Recording()
-        record_decoder(recording, part, 2, built.plan, None, known, Path(), None)  # type: ignore[arg-type]
+        record_decoder(recording, part, 2, built.plan, SimpleNamespace(model=None), known, Path(), None)  # type: ignore[arg-type]
         assert len(set(tried)) == made and recording.about["parts"][part.name] == why

@@ -89,8 +89,11 @@ HARMLESS = {
         "jsonschema": "checks model.json of finished builds",
         "llguidance": "answers in a grammar",
         "prometheus_client": "counts requests",
+        "python-multipart": "forms with sounds, which no benchmark sends",
         "PyYAML": "reads config files, for commands",
         "rich": "progress bars",
+        "scipy": "sounds",
+        "soundfile": "sounds",
         "transformers": "config.json, which split reads",
     },
 }

@@ -16,6 +16,7 @@ from drafted_decoding import Session
 from drafted_decoding.generate import run
 from drafted_decoding.policies import create_policy
 from kit_runner.figures import relative_error
+from media.test_mel import TORCH
 
 from shardmill.errors import ShardmillError
 from shardmill.gates.disturbed import disturbed, longest_sum
@@ -115,7 +116,9 @@ def test_every_program_gives_a_window_the_same_rows(asked: Asked) -> None:
     assert tower is not None and sorted(tower.programs) == [13, 39]
     frames = asked.views[-1].columns
     short, long = (tower.rows(frames, (1, frames.shape[1]), bucket) for bucket in (13, 39))
-    assert len(short) == rows_of(tower.rules, (1, frames.shape[1]))[1] and relative_error(long, short) < 1e-6
+    assert len(short) == rows_of(tower.rules, (1, frames.shape[1]))[1]
+    depth, longest = sounds.AUDIO["encoder_layers"], sounds.AUDIO["encoder_ffn_dim"]
+    limits.numbers_agree("rows of a larger program", long, short, limits.model(depth, longest))
 
 
 def test_a_window_that_no_program_takes_is_refused(asked: Asked) -> None:
@@ -140,4 +143,4 @@ def test_the_frames_are_transformers(asked: Asked) -> None:
         count = int(made["attention_mask"].sum())
         ours = np.concatenate([each.columns for each in windows(rules, samples)], axis=1)
         assert ours.shape[1] == count and np.array_equal(ours, log_mel(rules.mel, samples))
-        assert np.abs(ours - made["input_features"][0, :, :count]).max() < 2e-4
+        limits.numbers_agree("frames", ours, made["input_features"][0, :, :count], TORCH, size=1)

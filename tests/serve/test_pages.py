@@ -34,7 +34,7 @@ def test_the_page_is_small_and_names_nobody_else() -> None:
     files = page_files()
     assert sum(map(len, files.values())) < 200_000
     own = [name for name in files if name not in ("/page/marked.esm.js", "/page/purify.min.js")]
-    assert len(own) == 4 and not [name for name in own if b"://" in files[name]]
+    assert len(own) == 5 and not [name for name in own if b"://" in files[name]]
 
 
 def test_every_part_is_served_under_the_policy(server: Running) -> None:
