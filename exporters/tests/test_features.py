@@ -85,7 +85,7 @@ def test_an_error_over_the_bound_is_told_and_ends_with_1(
 
 
 def test_another_program_is_found_at_an_edge_alone() -> None:
-    """A clip within the domain: numbers from its middle agree, those of its edges do not."""
+    """A clip within the domain: numbers from its middle agree, numbers at its edges do not."""
 
     class Scaled(torch.nn.Module):
         def __init__(self, most: float) -> None:

@@ -107,7 +107,7 @@ def _of_variant(kit: Kit, name: str, soaks: bool) -> Iterator[MeasurementGroup]:
 
 
 def _checks(unit: Unit, ways: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return the names of the ways in which a program is checked: the ways of which it takes every pass."""
+    """Return the names of the ways in which a program is checked: it must take every pass of a way."""
     widths = {way["way"].replace(" ", "-"): {one["width"] for one in way["passes"]} for way in ways}
     return [name for name, each in widths.items() if not unit.program["fixed"] or each <= {*unit.program["widths"]}]
 

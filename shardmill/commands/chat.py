@@ -188,6 +188,8 @@ def _see(model: Model, conversation: Conversation, named: str, *, slides: bool) 
     Raises:
         ShardmillError: the build takes no images, or this one can't be used.
     """
+    from shardmill.serve.pictures import take_file
+
     if model.pictures is None:
         raise ShardmillError("/image: the model takes no images; build it with `images` in the config")
     if model.template is None or slides:
@@ -204,7 +206,7 @@ def _see(model: Model, conversation: Conversation, named: str, *, slides: bool) 
     if len(conversation.pictures) == model.pictures.most:
         raise ShardmillError(f"/image: a conversation may have {model.pictures.most} images; /new starts over")
     file = Path(names[0]).expanduser()
-    picture = model.pictures.see_file(file)
+    picture = take_file(model.pictures.see, file)
     conversation.show(picture)
     width, height = picture.size
     return f"{file.name}: {width} x {height} pixels, {len(picture.numbers)} tokens of the next message"

@@ -88,7 +88,7 @@ def _with_media(
     Raises:
         ShardmillError: the build takes none, or one can't be used.
     """
-    from shardmill.serve.pictures import picture_reader
+    from shardmill.serve.pictures import picture_reader, take_file
     from shardmill.serve.sounds import sound_reader
     from shardmill.templates.render import load_template
 
@@ -100,7 +100,7 @@ def _with_media(
         raise ShardmillError(f"--{kind}: a context that slides can't hold {many}; leave out --context-policy slide")
     if len(files) > reader.most:
         raise ShardmillError(f"--{kind}: there are {len(files)}, at most {reader.most} are allowed: give fewer")
-    pictures = [reader.see_file(file) for file in files]
+    pictures = [take_file(reader.see, file) for file in files]
     prompt, template = reader.prompt(pictures), load_template((build / manifest["tokenizer"]["path"]).parent)
     hidden = prompt.hide(text)
     if template is None:

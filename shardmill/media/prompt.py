@@ -35,25 +35,29 @@ class Row:
 
 
 @dataclass(frozen=True, eq=False)
-class SeenPicture:
+class _Shown:
+    shown: tuple[Row, ...]
+
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        """Return the numbers of all rows, in their order in a prompt."""
+        return tuple(number for row in self.shown for number in row.numbers)
+
+
+@dataclass(frozen=True, eq=False)
+class SeenPicture(_Shown):
     """A picture as a model sees it.
 
     Attributes:
-        size: (width, height) as it was sent, upright.
-        layout: what became of it.
-        shown: its views, each with the numbers of its rows.
+        shown: the picture's views, each with the numbers of its rows.
+        size: (width, height) as the picture was sent, upright.
+        layout: what became of the picture.
     """
 
     size: tuple[int, int]
     layout: Layout
-    shown: tuple[Row, ...]
 
     kind = ("image", "images")  # as an answer's usage names one, and several
-
-    @property
-    def numbers(self) -> tuple[int, ...]:
-        """Return the numbers of all its rows, in their order in a prompt."""
-        return tuple(number for row in self.shown for number in row.numbers)
 
     def placeholder(self, rules: Any) -> str:
         """Return the text that takes its place in a prompt."""
@@ -66,23 +70,17 @@ class SeenPicture:
 
 
 @dataclass(frozen=True, eq=False)
-class HeardSound:
+class HeardSound(_Shown):
     """A sound as a model hears it.
 
     Attributes:
-        seconds: its length.
-        shown: its windows, each with the numbers of its rows.
+        shown: the sound's windows, each with the numbers of its rows.
+        seconds: the sound's length.
     """
 
     seconds: float
-    shown: tuple[Row, ...]
 
     kind = ("audio", "sounds")
-
-    @property
-    def numbers(self) -> tuple[int, ...]:
-        """Return the numbers of all its rows, in their order in a prompt."""
-        return tuple(number for row in self.shown for number in row.numbers)
 
     def placeholder(self, rules: Any) -> str:
         """Return the text that takes its place in a prompt."""
@@ -103,7 +101,7 @@ def hear_sound(
     samples = open_sound(content, rules.mel.rate, limits)
     heard = windows(rules, samples)
     shown = [Row(view, row_numbers(view, build, vocab, rules.rows_of(view.grid[1]))) for view in heard]
-    return HeardSound(len(samples) / rules.mel.rate, tuple(shown))
+    return HeardSound(tuple(shown), len(samples) / rules.mel.rate)
 
 
 def see_picture(content: bytes, rules: ImageRules, build: str, vocab: int, limits: ImageLimits = LIMITS) -> SeenPicture:
@@ -122,10 +120,10 @@ def see_picture(content: bytes, rules: ImageRules, build: str, vocab: int, limit
     picture = open_picture(content, limits)
     layout, seen = views(rules, picture)
     shown = [Row(view, row_numbers(view, build, vocab, view.grid[0] * view.grid[1] // rules.merge**2)) for view in seen]
-    return SeenPicture(picture.size, layout, tuple(shown))
+    return SeenPicture(tuple(shown), picture.size, layout)
 
 
-class PicturePrompt:
+class MediaPrompt:
     """A conversation on its way through a chat template.
 
     Args:

@@ -9,16 +9,16 @@ import base64
 import binascii
 import re
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from shardmill.errors import MediaError
 from shardmill.files import digest, read_bytes
 from shardmill.media.image_rules import ImageRules, read_image_rules
 from shardmill.media.pictures import LIMITS
-from shardmill.media.prompt import PicturePrompt, Row, SeenPicture, see_picture
+from shardmill.media.prompt import HeardSound, MediaPrompt, Row, SeenPicture, see_picture
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 _DATA = re.compile(r"[dD][aA][tT][aA]:[a-zA-Z0-9.+/-]*(;[a-zA-Z0-9.+-]+=[^;,]*)*;[bB][aA][sS][eE]64,")
 _BLANK = re.compile(r"\s+")
+Taken = TypeVar("Taken", SeenPicture, HeardSound)
 IDLE = 16_384  # rows that no answer uses and that are held for later turns: 256 MB of rows of 4,096 numbers
 
 
@@ -58,23 +59,24 @@ class PictureReader:
             raise MediaError(f"there are {len(pictures)} pictures, at most {self.most} are allowed: send fewer")
         return [see_picture(content, self.rules, self.build, self.vocab) for content in pictures]
 
-    def see_file(self, file: Path) -> SeenPicture:
-        """Return the picture in a file as the model sees it.
-
-        Raises:
-            MediaError: if the file can't be read, or can't be used.
-        """
-        try:
-            (picture,) = self.see([read_bytes(file)])
-        except OSError as error:
-            raise MediaError(f"{file}: can't be read: {error.strerror}") from error
-        except MediaError as error:
-            raise MediaError(f"{file}: {error}") from error
-        return picture
-
-    def prompt(self, pictures: Sequence[SeenPicture]) -> PicturePrompt:
+    def prompt(self, pictures: Sequence[SeenPicture]) -> MediaPrompt:
         """Return a prompt in which pictures take their places."""
-        return PicturePrompt(self.rules, self.tokenizer, pictures)
+        return MediaPrompt(self.rules, self.tokenizer, pictures)
+
+
+def take_file(see: Callable[[Sequence[bytes]], list[Taken]], file: Path) -> Taken:
+    """Return the picture or sound in a file as the model takes it; `see` is that of a PictureReader or SoundReader.
+
+    Raises:
+        MediaError: if the file can't be read, or can't be used.
+    """
+    try:
+        (taken,) = see([read_bytes(file)])
+    except OSError as error:
+        raise MediaError(f"{file}: can't be read: {error.strerror}") from error
+    except MediaError as error:
+        raise MediaError(f"{file}: {error}") from error
+    return taken
 
 
 def picture_reader(manifest: Mapping[str, Any], tokenizer: Tokenizer) -> PictureReader | None:

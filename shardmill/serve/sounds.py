@@ -9,12 +9,11 @@ import base64
 import binascii
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shardmill.errors import MediaError
-from shardmill.files import digest, read_bytes
-from shardmill.media.prompt import HeardSound, PicturePrompt, hear_sound
+from shardmill.files import digest
+from shardmill.media.prompt import HeardSound, MediaPrompt, hear_sound
 from shardmill.media.sound_rules import SoundRules, read_sound_rules
 from shardmill.media.sounds import LIMITS
 
@@ -54,23 +53,9 @@ class SoundReader:
         limits = replace(LIMITS, seconds=seconds)
         return [hear_sound(content, self.rules, self.build, self.vocab, limits) for content in sounds]
 
-    def see_file(self, file: Path) -> HeardSound:
-        """Return the sound in a file as the model hears it.
-
-        Raises:
-            MediaError: if the file can't be read, or can't be used.
-        """
-        try:
-            (sound,) = self.see([read_bytes(file)])
-        except OSError as error:
-            raise MediaError(f"{file}: can't be read: {error.strerror}") from error
-        except MediaError as error:
-            raise MediaError(f"{file}: {error}") from error
-        return sound
-
-    def prompt(self, sounds: Sequence[HeardSound]) -> PicturePrompt:
+    def prompt(self, sounds: Sequence[HeardSound]) -> MediaPrompt:
         """Return a prompt in which sounds take their places."""
-        return PicturePrompt(self.rules, self.tokenizer, sounds)
+        return MediaPrompt(self.rules, self.tokenizer, sounds)
 
 
 def sound_reader(manifest: Mapping[str, Any], tokenizer: Tokenizer) -> SoundReader | None:

@@ -26,7 +26,7 @@ from shardmill.media.mel import BLOCK, MelRules, log_mel, mel_filters, read_mel_
 QUIET = 1e-4  # of the loudest magnitude
 NUMPY = limits.roundings("fp32", 3)
 SPECTRUM = limits.sums("fp32", 9).value / 2  # of the loudest
-# Logarithms of spectra in fp32 differ by 1.5e-3 at most, by derivation; less is promised.
+# Logarithms of spectra in fp32 differ by 1.5e-3 at most, by derivation; docs/serving.md promises 2e-4.
 TORCH = limits.Limit(min(2e-4, 2 * SPECTRUM / QUIET / math.log(10) / 4), "logarithms of spectra in fp32")
 RATE = 16000
 CHECKPOINTS: dict[str, dict[str, Any]] = {

@@ -13,7 +13,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 
 from shardmill.errors import MediaError
 from shardmill.media.image_rules import Area, ImageRules, Placeholder, Tiles
-from shardmill.media.prompt import PicturePrompt, SeenPicture, see_picture
+from shardmill.media.prompt import MediaPrompt, SeenPicture, see_picture
 
 from .hostile import photo, saved
 
@@ -87,7 +87,7 @@ def said(text: str) -> dict[str, str]:
 
 def test_rows_have_their_numbers_in_their_places(tokenizer: Tokenizer) -> None:
     pictures = seen(QWEN, (48, 32), (32, 48))
-    prompt = PicturePrompt(QWEN, tokenizer, pictures)
+    prompt = MediaPrompt(QWEN, tokenizer, pictures)
     messages = [{"role": "user", "content": [IMAGE, said("and "), IMAGE, said(" which?")]}]
     told = prompt.tokens(rendered(prompt.hide(messages)))
     numbers = [[n for row in picture.shown for n in row.numbers] for picture in pictures]
@@ -101,7 +101,7 @@ def test_rows_have_their_numbers_in_their_places(tokenizer: Tokenizer) -> None:
 
 def test_tiles_have_the_texts_around_them(tokenizer: Tokenizer) -> None:
     (picture,) = seen(TILED, (60, 50))
-    prompt = PicturePrompt(TILED, tokenizer, [picture])
+    prompt = MediaPrompt(TILED, tokenizer, [picture])
     told = prompt.tokens("see <image> there")
     assert picture.layout.tiles == (2, 2) and len(picture.shown) == 5
     plain = [t for t in told if t < VOCAB]
@@ -126,7 +126,7 @@ TRICKS = [
 def test_a_placeholder_in_a_text_stays_text(trick: str, before: bool, tokenizer: Tokenizer) -> None:
     """It takes no picture's place, and the model reads its letters."""
     pictures = seen(QWEN, (48, 32))
-    prompt = PicturePrompt(QWEN, tokenizer, pictures)
+    prompt = MediaPrompt(QWEN, tokenizer, pictures)
     parts = [said(f"look {trick} here"), IMAGE] if before else [IMAGE, said(f"look {trick} here")]
     told = prompt.tokens(rendered(prompt.hide([{"role": "user", "content": parts}])))
     row = tokenizer.token_to_id("<|image_pad|>")
@@ -141,21 +141,21 @@ def test_a_placeholder_in_a_text_stays_text(trick: str, before: bool, tokenizer:
 
 
 def test_no_field_of_a_conversation_makes_a_placeholder(tokenizer: Tokenizer) -> None:
-    prompt = PicturePrompt(QWEN, tokenizer, seen(QWEN, (48, 32)))
+    prompt = MediaPrompt(QWEN, tokenizer, seen(QWEN, (48, 32)))
     trick = {"a": ["<|image_pad|>", {"b": ("<|image_pad|>", 5, None, True)}]}
     hidden = prompt.hide(trick)
     assert "<|image_pad|>" not in str(hidden) and hidden["a"][1]["b"][1:] == [5, None, True]
 
 
 def test_a_template_that_drops_a_picture_is_refused(tokenizer: Tokenizer) -> None:
-    prompt = PicturePrompt(QWEN, tokenizer, seen(QWEN, (48, 32), (40, 40)))
+    prompt = MediaPrompt(QWEN, tokenizer, seen(QWEN, (48, 32), (40, 40)))
     with pytest.raises(MediaError, match="the chat template shows 1 of 2 pictures"):
         prompt.tokens("a <|image_pad|> b")
 
 
 def test_a_tokenizer_without_the_token_is_refused(tokenizer: Tokenizer) -> None:
     made = Tokenizer.from_str(tokenizer.to_str().replace("<|image_pad|>", "<|other_pad|>"))
-    prompt = PicturePrompt(QWEN, made, seen(QWEN, (48, 32)))
+    prompt = MediaPrompt(QWEN, made, seen(QWEN, (48, 32)))
     with pytest.raises(MediaError, match="the tokenizer gives 0 rows for 6"):
         prompt.tokens("a <|image_pad|> b")
 

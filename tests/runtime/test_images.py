@@ -36,7 +36,7 @@ NOISE = 16 * limits.UNITS["fp32"]
 # Width and height in pixels: 6 x 10 and 8 x 4 patches, which resizing leaves alone; or a cut one and its whole.
 SIZES = {kind: [(80, 48), (120, 100) if kind == "lfm2_vl" else (32, 64)] for kind in towers.VISION}
 FP32 = pytest.mark.skipif(not is_portable(), reason="compares in fp32, which Core ML does not have")
-pytestmark = [FP32, pytest.mark.slow]
+pytestmark = [FP32, pytest.mark.thorough]
 
 
 @dataclass(frozen=True)
@@ -130,24 +130,33 @@ class Guesser:
         """Nothing is kept."""
 
 
-@pytest.mark.parametrize("seed", SEEDS)
-def test_the_answer_is_transformers_with_rejected_drafts(asked: Asked, seed: int) -> None:
+def demand_the_answer(asked: Asked, seed: int) -> None:
+    """Transformers' tokens, with drafts of which some are rejected."""
     drafter, session = Guesser(asked, seed), Session(asked.engine)
     always = create_policy("always", session.widths)
     found = run(session, asked.prompt, max_new_tokens=COUNT, drafter=drafter, policy=always)
     assert list(found.tokens) == asked.tokens and drafter.rejected > 3
 
 
-@pytest.mark.parametrize("cut", [1, 3, 4])
-def test_logits_are_transformers_wherever_passes_cut_an_image(asked: Asked, cut: int) -> None:
-    """At every position of the text, the answer included."""
+def demand_the_logits(asked: Asked, cut: int) -> None:
+    """Transformers', at every position of the text, the answer included, by passes of `cut` tokens."""
     asked.engine.reset()
     text, rows = [*asked.prompt, *asked.tokens], []
     for start in range(0, len(text), cut):
         at = range(start, min(start + cut, len(text)))
         rows.append(asked.engine.forward([text[i] for i in at], at, at))
     assert asked.limit.value < 1e-2  # below what a mistake makes
-    limits.agrees(f"logits after images, {cut} a pass", relative_error(np.concatenate(rows), asked.logits), asked.limit)
+    limits.agrees(f"logits, {cut} a pass", relative_error(np.concatenate(rows), asked.logits), asked.limit)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_the_answer_is_transformers_with_rejected_drafts(asked: Asked, seed: int) -> None:
+    demand_the_answer(asked, seed)
+
+
+@pytest.mark.parametrize("cut", [1, 3, 4])
+def test_logits_are_transformers_wherever_passes_cut_an_image(asked: Asked, cut: int) -> None:
+    demand_the_logits(asked, cut)
 
 
 def test_another_image_gives_another_answer(asked: Asked) -> None:

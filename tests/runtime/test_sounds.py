@@ -12,9 +12,6 @@ import pytest
 import sounds
 import tiny
 import torch
-from drafted_decoding import Session
-from drafted_decoding.generate import run
-from drafted_decoding.policies import create_policy
 from kit_runner.figures import relative_error
 from media.test_mel import TORCH
 
@@ -27,9 +24,9 @@ from shardmill.runtime.engine import Engine
 from shardmill.runtime.manifest import in_place
 from shardmill.runtime.tower import rows_of
 
-from .test_images import COUNT, FP32, NOISE, SEEDS, Asked, Guesser, numbers
+from .test_images import COUNT, FP32, NOISE, SEEDS, Asked, demand_the_answer, demand_the_logits, numbers
 
-pytestmark = [FP32, pytest.mark.slow]
+pytestmark = [FP32, pytest.mark.thorough]
 CLIPS = [3.97, 0.6]  # seconds: a whole window and one whose last chunk is cut; and less than a chunk
 
 
@@ -80,21 +77,12 @@ def answered(engine: Engine, model: Any, plan: dict[str, Any]) -> Asked:
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_the_answer_is_transformers_with_rejected_drafts(asked: Asked, seed: int) -> None:
-    drafter, session = Guesser(asked, seed), Session(asked.engine)
-    always = create_policy("always", session.widths)
-    found = run(session, asked.prompt, max_new_tokens=COUNT, drafter=drafter, policy=always)
-    assert list(found.tokens) == asked.tokens and drafter.rejected > 3
+    demand_the_answer(asked, seed)
 
 
 @pytest.mark.parametrize("cut", [1, 3, 4])
 def test_logits_are_transformers_wherever_passes_cut_a_sound(asked: Asked, cut: int) -> None:
-    asked.engine.reset()
-    text, rows = [*asked.prompt, *asked.tokens], []
-    for start in range(0, len(text), cut):
-        at = range(start, min(start + cut, len(text)))
-        rows.append(asked.engine.forward([text[i] for i in at], at, at))
-    assert asked.limit.value < 1e-2
-    limits.agrees(f"logits after sounds, {cut} a pass", relative_error(np.concatenate(rows), asked.logits), asked.limit)
+    demand_the_logits(asked, cut)
 
 
 def test_another_sound_gives_another_answer(asked: Asked) -> None:
